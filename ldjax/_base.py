@@ -1,0 +1,238 @@
+"""The contracts between targets, drafts, caches and the decoder.
+
+Everything here is a pure function of arrays or a container of such
+functions; nothing holds state.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
+
+from flax import struct
+
+from ldjax import typing
+
+Array = typing.Array
+
+
+class CacheView(NamedTuple):
+  """What a forward pass may read of a cache: the committed prefix.
+
+  Position s of row r lives in slot `s % Z` of page `block_table[r, s // Z]`
+  of every layer; positions at or past `length[r]` are garbage.
+  """
+
+  pages: tuple[Array, ...]
+  """L arrays [P, K, Z, 2H]: keys, then values, on the last axis."""
+  block_table: Array
+  """[R, M] int32; entries past the live pages are out of range."""
+  length: Array
+  """[R] int32, committed positions."""
+
+
+CacheT = TypeVar("CacheT", bound="Cache")
+
+
+class Cache(Protocol):
+  """Committed keys and values of B rows."""
+
+  length: Array
+  """[B] int32, committed positions of each row."""
+
+  def view(self, rows: Array | None = None) -> CacheView:
+    """Returns what a forward pass over `rows` [R] (default: all) reads."""
+
+  def commit(
+    self,
+    block_kv: tuple[Array, ...],
+    path: Array,
+    count: Array,
+    rows: Array | None = None,
+  ) -> tuple[Self, Array]:
+    """Appends `block_kv[l][r, path[r, i]]` for i < count[r] to each row.
+
+    Args:
+      block_kv: L arrays [R, T, K, 2H].
+      path: [R, D+1] int32 indices into T.
+      count: [R] int32, how many entries of the path to write.
+      rows: [R] int32 rows of the cache, default all of them in order.
+
+    Returns:
+      The cache and ok [R]: a row that is not ok lacked memory, and nothing
+      of it was written.
+    """
+
+  def release(self, mask: Array) -> Self:
+    """Forgets the rows where `mask` [B] is true."""
+
+
+class TargetOutput(NamedTuple):
+  """What one forward pass over a block of tokens gives."""
+
+  hidden: Array
+  """[R, T, E], the states that the output matrix reads."""
+  features: Array
+  """[R, T, X], the states that a draft reads."""
+  block_kv: tuple[Array, ...]
+  """L arrays [R, T, K, 2H] in the cache's dtype."""
+
+
+class Scores(NamedTuple):
+  """What the draw needs to know of the target's opinion at each node."""
+
+  logits: Array
+  """[R, T, V] float32."""
+
+
+class TargetFn(NamedTuple):
+  """A target model as pure functions.
+
+  `forward(params, tokens[R,T], positions[R,T], parents[R,T], view)` runs a
+  block of tree nodes over a committed prefix and returns `TargetOutput`;
+  node i sees the prefix, its ancestors and itself.
+  `score(params, hidden[R,T,E])` returns `Scores`.
+  """
+
+  forward: Callable[[Any, Array, Array, Array, CacheView], TargetOutput]
+  score: Callable[[Any, Array], Scores]
+
+
+class Candidates(NamedTuple):
+  """A token tree for each row; node 0 is the root, the pending token."""
+
+  tokens: Array
+  """[B, T] int32; -1 marks an invalid node. The root's entry is ignored."""
+  parents: Array
+  """[B, T] int32; -1 for the root, else an earlier node."""
+
+
+class DraftContext(NamedTuple):
+  """What a draft may look at when it proposes."""
+
+  tokens: Array
+  """[B, S] int32, prompt and emitted tokens."""
+  length: Array
+  """[B] int32, how many of them; the last one is the pending token."""
+  sampling: Any
+  """`Sampling` of B rows, so that a draft can use the same noise."""
+
+
+@struct.dataclass(kw_only=True)
+class Observation:
+  """Committed positions and the target's true features of them."""
+
+  rows: Array
+  """[R] int32, rows of the draft state."""
+  tokens: Array
+  """[R, C] int32, the tokens that were committed."""
+  features: Array
+  """[R, C, X]."""
+  positions: Array
+  """[R, C] int32, their absolute positions; 0 begins a new sequence."""
+  count: Array
+  """[R] int32, how many of the C entries are real."""
+
+
+class DraftFn(NamedTuple):
+  """A draft as pure functions over a state of its own.
+
+  A draft keeps the rule that the target keeps: its state holds only what
+  `observe` told it, never its own guesses.
+
+  `init(draft_params, batch)` returns an empty state.
+  `propose(draft_params, draft_state, context)` returns
+  `(Candidates, draft_state)` with `size` nodes, none deeper than `depth`.
+  `observe(draft_params, draft_state, observation)` returns the state after
+  positions were committed, prefill chunks included.
+  `release(draft_state, mask[B])` forgets rows.
+  """
+
+  init: Callable[[Any, int], Any]
+  propose: Callable[[Any, Any, DraftContext], tuple[Candidates, Any]]
+  observe: Callable[[Any, Any, Observation], Any]
+  release: Callable[[Any, Array], Any]
+  size: int
+  """T, nodes of a proposed tree, the root included."""
+  depth: int
+  """D, the most nodes below the root on one path."""
+
+
+@struct.dataclass(kw_only=True)
+class Acceptance:
+  """The walk down the tree: what was drawn and which nodes it passed."""
+
+  path: Array
+  """[B, D+1] int32, nodes passed; the first is the root."""
+  tokens: Array
+  """[B, D+1] int32, the token drawn at each of them, -1 past `count`."""
+  count: Array
+  """[B] int32, tokens drawn, which is also nodes to commit."""
+  stopped: Array
+  """[B] bool, whether the last drawn token is a stop id."""
+  finite: Array
+  """[B] bool, whether all logits met on the walk were finite."""
+
+
+class DecoderParams(NamedTuple):
+  """Weights of a decoder: the target's and the draft's."""
+
+  target: Any
+  draft: Any = ()
+
+
+@struct.dataclass(kw_only=True)
+class Round:
+  """What one step emitted; fresh arrays that never alias the state."""
+
+  tokens: Array
+  """[R, D+1] int32, -1 past `count`."""
+  count: Array
+  """[R] int32, tokens emitted."""
+  status: Array
+  """[R] int32, see `Status`."""
+  finite: Array
+  """[R] bool; false where the round met logits that are not finite."""
+  needs_pages: Array
+  """[R] bool; true where the row lacked pages and nothing was done."""
+  path: Array
+  """[R, D+1] int32, tree nodes passed."""
+  candidates: Candidates
+  """The tree that was verified."""
+  rows: Array
+  """[R] int32, the rows of the state that this round worked on."""
+
+  @property
+  def finished(self) -> Array:
+    """[R] bool, whether the row has come to its end."""
+    return self.status >= Status.STOPPED
+
+
+class Status:
+  """Where a row stands (int32 codes)."""
+
+  FREE = 0
+  PREFILLING = 1
+  RUNNING = 2
+  STOPPED = 3
+  """Ended by a stop id."""
+  LENGTH = 4
+  """Ended by `max_new_tokens` or by the end of the cache."""
+
+
+class Decoder(NamedTuple):
+  """Decoding as pure functions of (params, state); the caller jits.
+
+  `init(params, prompt, prompt_length, ...)` returns a state whose rows have
+  read their prompts and hold the first emitted token.
+  `step(params, state)` returns `(state, round)`: one round on all rows.
+  The rest lets rows come and go: `empty(params, batch)`, `admit(state, row,
+  ...)`, `prefill(params, state, rows, chunk)`, `preempt(state, mask)`,
+  `release(state, mask)`.
+  """
+
+  init: Callable[..., Any]
+  step: Callable[[DecoderParams, Any], tuple[Any, Round]]
+  empty: Callable[[DecoderParams, int], Any]
+  admit: Callable[..., Any]
+  prefill: Callable[[DecoderParams, Any, Array, int], tuple[Any, Round]]
+  preempt: Callable[[Any, Array], Any]
+  release: Callable[[Any, Array], Any]

@@ -1,0 +1,21 @@
+"""Models and states on disk: GGUF, Hugging Face, Medusa heads, Orbax."""
+
+from ldjax.checkpoints._demo import fetch_demo
+from ldjax.checkpoints._gguf_file import read_gguf_metadata
+from ldjax.checkpoints._medusa import read_medusa, write_medusa
+from ldjax.checkpoints._read import Checkpoint, read, read_config
+from ldjax.checkpoints._resolve import resolve
+from ldjax.checkpoints._state import restore_state, save_state
+
+__all__ = [
+  "Checkpoint",
+  "fetch_demo",
+  "read",
+  "read_config",
+  "read_gguf_metadata",
+  "read_medusa",
+  "resolve",
+  "restore_state",
+  "save_state",
+  "write_medusa",
+]

@@ -1,0 +1,139 @@
+"""Safetensors folders: one file, or an index and the shards it names."""
+
+import contextlib
+import functools
+import json
+import pathlib
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+
+from ldjax.checkpoints import _rules
+
+_DTYPES = {
+  "BF16": np.dtype(jnp.bfloat16),
+  "F16": np.dtype(np.float16),
+  "F32": np.dtype(np.float32),
+}
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+  """A JSON object from a file, or an error that names the file."""
+  try:
+    value = json.loads(path.read_text(encoding="utf-8"))
+  except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    raise ValueError(f"{path}: not readable as JSON: {error}") from error
+  if not isinstance(value, dict):
+    raise ValueError(f"{path}: holds a {type(value).__name__}, not an object")
+  return value
+
+
+def _indexed(folder: pathlib.Path, index: pathlib.Path) -> dict[str, str]:
+  weights = read_json(index).get("weight_map")
+  if not isinstance(weights, dict) or not weights:
+    raise ValueError(f"{index}: has no weight_map")
+  for tensor, name in weights.items():
+    if (
+      not isinstance(name, str)
+      or pathlib.PurePosixPath(name).name != name
+      or pathlib.PureWindowsPath(name).name != name
+    ):
+      raise ValueError(
+        f"{index}: tensor {tensor!r} is said to be in {name!r}, which is not a"
+        " plain file name inside the folder; refused"
+      )
+  for name in dict.fromkeys(weights.values()):
+    if not (folder / name).is_file():
+      raise FileNotFoundError(
+        f"{folder / name}: this shard is named by {index.name} and is missing;"
+        " fetch the model again"
+      )
+  return weights
+
+
+def locate(folder: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, str]]:
+  """The weight files of a Hugging Face folder, and the index if there is one.
+
+  Returns:
+    The files, and for each tensor the index's file name (empty without index).
+
+  Raises:
+    FileNotFoundError: without safetensors, or with a shard missing.
+    ValueError: for a damaged index, or a shard outside the folder.
+  """
+  index = folder / "model.safetensors.index.json"
+  if index.is_file():
+    weights = _indexed(folder, index)
+    return [folder / name for name in dict.fromkeys(weights.values())], weights
+  single = folder / "model.safetensors"
+  if single.is_file():
+    return [single], {}
+  pickles = sorted(path.name for path in folder.glob("*.bin"))
+  hint = (
+    f"; it holds {pickles[0]}, and PyTorch pickles are not read: convert it"
+    " with model.save_pretrained(folder) of a current transformers"
+    if pickles
+    else ""
+  )
+  raise FileNotFoundError(
+    f"{folder}: no model.safetensors and no model.safetensors.index.json{hint}"
+  )
+
+
+class Reader(contextlib.ExitStack):
+  """Safetensors files, open while weights are read."""
+
+  def tensors(self, path: pathlib.Path) -> list[_rules.Tensor]:
+    """What one file offers.
+
+    Raises:
+      ValueError: for a damaged or truncated file, or a type that is no float.
+    """
+    try:
+      file = self.enter_context(safetensors.safe_open(path, framework="np"))
+    except safetensors.SafetensorError as error:
+      raise ValueError(
+        f"{path}: not a whole safetensors file ({error}); it is truncated or"
+        " damaged, fetch it again"
+      ) from error
+    found = []
+    for name in file.keys():  # noqa: SIM118 (not a dict)
+      piece = file.get_slice(name)
+      kind = piece.get_dtype()
+      if kind not in _DTYPES:
+        raise ValueError(
+          f"{path}: tensor {name!r} is of type {kind}; only"
+          f" {', '.join(sorted(_DTYPES))} can be read"
+        )
+      found.append(
+        _rules.Tensor(
+          name=name,
+          file=path.name,
+          shape=tuple(piece.get_shape()),
+          dtype=_DTYPES[kind],
+          read=functools.partial(file.get_tensor, name),
+        )
+      )
+    return found
+
+
+def check_index(
+  tensors: list[_rules.Tensor], weights: dict[str, str], index: pathlib.Path
+) -> None:
+  """Checks that the shards hold what the index says they hold.
+
+  Raises:
+    ValueError: naming the tensor.
+  """
+  where = {(tensor.name, tensor.file) for tensor in tensors}
+  for name, file in weights.items():
+    if (name, file) not in where:
+      raise ValueError(f"{index}: says {name!r} is in {file}, which lacks it")
+  for tensor in tensors:
+    if tensor.name not in weights:
+      raise ValueError(
+        f"{tensor.file}: tensor {tensor.name!r} is not named by {index.name};"
+        " it would be left over"
+      )

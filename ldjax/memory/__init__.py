@@ -1,0 +1,7 @@
+"""Where committed keys and values live."""
+
+from ldjax.memory._dense import DenseKVCache
+from ldjax.memory._paged import PagedKVCache
+from ldjax.memory._pool import PagePool
+
+__all__ = ["DenseKVCache", "PagePool", "PagedKVCache"]

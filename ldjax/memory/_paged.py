@@ -1,0 +1,183 @@
+"""Committed keys and values in pages of one pool, shared by all rows."""
+
+from typing import Self
+
+import chex
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from ldjax import _base, typing
+from ldjax.memory import _pool
+
+Array = typing.Array
+
+
+def gather_path(block: Array, path: Array) -> Array:
+  """Picks the rows of `block` [R, T, ...] that `path` [R, D+1] names."""
+  return jax.vmap(lambda b, p: b.at[p].get(mode="clip"))(block, path)
+
+
+@struct.dataclass(kw_only=True)
+class PagedKVCache:
+  """A block table a row over one pool of pages.
+
+  Keys and values stand side by side on the last axis, so that a page is one
+  fetch and, on TPU, needs no hidden copy at any head size. Only committed
+  positions are ever written; a page is taken when a commit needs it.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> cache = PagedKVCache.create(
+    ...   batch=2, max_len=8, num_layers=1, num_kv_heads=1, head_dim=2,
+    ...   page_size=4)
+    >>> block = (jnp.ones((2, 3, 1, 4)),)
+    >>> cache, ok = cache.commit(
+    ...   block, jnp.array([[0, 2], [0, 1]]), jnp.array([2, 0]))
+    >>> cache.length.tolist(), int(cache.pool.num_free)
+    ([2, 0], 3)
+  """
+
+  pages: tuple[Array, ...]
+  """L arrays [P, K, Z, 2H]."""
+  pool: _pool.PagePool
+  block_table: Array
+  """[B, M] int32; P where there is no page."""
+  length: Array
+  """[B] int32, committed positions."""
+
+  @classmethod
+  def create(
+    cls,
+    *,
+    batch: int,
+    max_len: int,
+    num_layers: int,
+    num_kv_heads: int,
+    head_dim: int,
+    page_size: int = 16,
+    num_pages: int | None = None,
+    dtype: jax.typing.DTypeLike = jnp.float32,
+  ) -> Self:
+    """Allocates the pool once; nothing grows afterwards.
+
+    Args:
+      batch: B.
+      max_len: positions that one row can hold at most.
+      num_layers: L.
+      num_kv_heads: K.
+      head_dim: H.
+      page_size: Z, positions a page, at least 2.
+      num_pages: P; default enough for every row at `max_len`.
+      dtype: of keys and values, apart from the model's.
+
+    Returns:
+      An empty cache.
+
+    Raises:
+      ValueError: for sizes below their limits.
+    """
+    if page_size < 2:
+      raise ValueError(f"page_size is {page_size}; it must be at least 2")
+    for name, size in (("batch", batch), ("max_len", max_len)):
+      if size < 1:
+        raise ValueError(f"{name} is {size}; it must be at least 1")
+    row_pages = -(-max_len // page_size)
+    if num_pages is None:
+      num_pages = batch * row_pages
+    pool = _pool.PagePool.create(num_pages)
+    shape = (num_pages, num_kv_heads, page_size, 2 * head_dim)
+    return cls(
+      pages=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
+      pool=pool,
+      block_table=jnp.full((batch, row_pages), num_pages, jnp.int32),
+      length=jnp.zeros((batch,), jnp.int32),
+    )
+
+  @property
+  def page_size(self) -> int:
+    """Z, positions a page."""
+    return self.pages[0].shape[2]
+
+  @property
+  def page_bytes(self) -> int:
+    """Bytes of one page over all layers."""
+    return sum(x.nbytes // x.shape[0] for x in self.pages)
+
+  def view(self, rows: Array | None = None) -> _base.CacheView:
+    """Returns what a forward pass over `rows` [R] (default: all) reads."""
+    if rows is None:
+      return _base.CacheView(self.pages, self.block_table, self.length)
+    return _base.CacheView(
+      self.pages, self.block_table[rows], self.length[rows]
+    )
+
+  def commit(
+    self,
+    block_kv: tuple[Array, ...],
+    path: Array,
+    count: Array,
+    rows: Array | None = None,
+  ) -> tuple[Self, Array]:
+    """Appends the accepted path to each row, taking pages as needed.
+
+    Args:
+      block_kv: L arrays [R, T, K, 2H] in the cache's dtype.
+      path: [R, D+1] int32 indices into T.
+      count: [R] int32, entries of the path to write; 0 writes nowhere.
+      rows: [R] int32 distinct rows, default all of them in order.
+
+    Returns:
+      The cache and ok [R]; a row that is not ok lacked pages (or would pass
+      its block table's end) and is exactly as before.
+    """
+    batch, row_pages = self.block_table.shape
+    num_pages, size = self.pool.num_pages, self.page_size
+    if rows is None:
+      rows = jnp.arange(batch, dtype=jnp.int32)
+    width = path.shape[1]
+    chex.assert_shape(path, (rows.shape[0], width))
+    chex.assert_shape(count, rows.shape)
+
+    length = self.length[rows]
+    fits = length + count <= row_pages * size
+    owned = -(-length // size)
+    needed = jnp.where(fits, -(-(length + count) // size) - owned, 0)
+    pool, fresh, ok = self.pool.allocate(needed, -(-width // size))
+    ok = ok & fits
+    count = jnp.where(ok, count, 0)
+
+    column = owned[:, None] + jnp.arange(fresh.shape[1], dtype=jnp.int32)[None]
+    block_table = self.block_table.at[
+      rows[:, None], jnp.where(fresh < num_pages, column, row_pages)
+    ].set(fresh, mode="drop")
+
+    step = jnp.arange(width, dtype=jnp.int32)[None]
+    position = length[:, None] + step
+    page = block_table.at[rows[:, None], position // size].get(
+      mode="fill", fill_value=num_pages
+    )
+    page = jnp.where(step < count[:, None], page, num_pages)
+    pages = tuple(
+      layer.at[page, :, position % size].set(
+        gather_path(block, path), mode="drop"
+      )
+      for layer, block in zip(self.pages, block_kv, strict=True)
+    )
+    cache = self.replace(  # type: ignore[attr-defined]
+      pages=pages,
+      pool=pool,
+      block_table=block_table,
+      length=self.length.at[rows].add(count),
+    )
+    return cache, ok
+
+  def release(self, mask: Array) -> Self:
+    """Returns the pages of the rows where `mask` [B] is true."""
+    num_pages = self.pool.num_pages
+    held = jnp.where(mask[:, None], self.block_table, num_pages)
+    return self.replace(  # type: ignore[attr-defined]
+      pool=self.pool.release(held),
+      block_table=jnp.where(mask[:, None], num_pages, self.block_table),
+      length=jnp.where(mask, 0, self.length),
+    )

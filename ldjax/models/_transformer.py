@@ -1,0 +1,164 @@
+"""The decoder-only transformer of the Llama family, as configuration."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from ldjax import _base, pallas_kernels, typing
+from ldjax.models import _attention, _config, _layers, _linear
+
+Array = typing.Array
+
+
+class Block(nnx.Module):
+  """Attention and feed-forward, each behind a norm and a residual."""
+
+  def __init__(
+    self,
+    config: _config.TransformerConfig,
+    *,
+    dtype: jax.typing.DTypeLike,
+    rngs: nnx.Rngs,
+  ):
+    def norm():
+      return _layers.RMSNorm(
+        config.hidden_size, eps=config.rms_norm_eps, dtype=dtype
+      )
+
+    self.input_layernorm = norm()
+    self.self_attn = _attention.Attention(config, dtype=dtype, rngs=rngs)
+    self.post_attention_layernorm = norm()
+    self.mlp = _layers.MLP(config, dtype=dtype, rngs=rngs)
+
+  def __call__(
+    self,
+    x: Array,
+    angles: tuple[Array, Array],
+    mask: Array,
+    pages: Array,
+    block_table: Array,
+    length: Array,
+  ) -> tuple[Array, Array]:
+    """Runs the block; see `Attention.__call__` for shapes."""
+    attended, block_kv = self.self_attn(
+      self.input_layernorm(x), angles, mask, pages, block_table, length
+    )
+    x = x + attended
+    return x + self.mlp(self.post_attention_layernorm(x)), block_kv
+
+
+class Transformer(nnx.Module):
+  """A target model: reads a block of tree nodes over a committed prefix.
+
+  Args:
+    config: its shape.
+    dtype: of the parameters and of the computation.
+    feature_layers: which layers' inputs a draft wants to see (0 is the
+      embedding); empty for the final normed state.
+    rngs: for random parameters.
+
+  Raises:
+    ValueError: for a feature layer that does not exist.
+
+  Example:
+    >>> from flax import nnx
+    >>> import ldjax
+    >>> config = ldjax.models.TransformerConfig(
+    ...   vocab_size=31, hidden_size=24, intermediate_size=40, num_layers=2,
+    ...   num_heads=3, num_kv_heads=1, head_dim=8, max_position_embeddings=64)
+    >>> model = Transformer(config, rngs=nnx.Rngs(0))
+    >>> target, params = ldjax.models.functionalize(model)
+    >>> params["layers"][1]["self_attn"]["k_proj"]["weight"].shape
+    (8, 24)
+
+  Source: Touvron et al. 2023 (Llama).
+  """
+
+  def __init__(
+    self,
+    config: _config.TransformerConfig,
+    *,
+    dtype: jax.typing.DTypeLike = jnp.float32,
+    feature_layers: tuple[int, ...] = (),
+    rngs: nnx.Rngs,
+  ):
+    for layer in feature_layers:
+      if not 0 <= layer < config.num_layers:
+        raise ValueError(
+          f"feature layer {layer} does not exist; the model has layers 0 to"
+          f" {config.num_layers - 1}"
+        )
+    self.config = config
+    self.feature_layers = feature_layers
+    self.embed_tokens = _layers.Embedding(
+      config.vocab_size, config.hidden_size, dtype=dtype, rngs=rngs
+    )
+    self.layers = nnx.List(
+      Block(config, dtype=dtype, rngs=rngs) for _ in range(config.num_layers)
+    )
+    self.norm = _layers.RMSNorm(
+      config.hidden_size, eps=config.rms_norm_eps, dtype=dtype
+    )
+    self.lm_head = (
+      None
+      if config.tie_word_embeddings
+      else _linear.Linear(
+        config.hidden_size,
+        config.vocab_size,
+        use_bias=False,
+        dtype=dtype,
+        rngs=rngs,
+      )
+    )
+
+  @property
+  def output_matrix(self) -> Array:
+    """[V, E], what turns hidden states into logits."""
+    if self.lm_head is None:
+      return self.embed_tokens.weight[...]
+    return self.lm_head.weight[...]
+
+  def __call__(
+    self,
+    tokens: Array,
+    positions: Array,
+    parents: Array,
+    view: _base.CacheView,
+  ) -> _base.TargetOutput:
+    """Runs a block of nodes.
+
+    Args:
+      tokens: [R, T] int32.
+      positions: [R, T] int32, absolute.
+      parents: [R, T] int32, see `Candidates`.
+      view: the committed prefix.
+
+    Returns:
+      `TargetOutput`; its hidden states are normed.
+    """
+    x = self.embed_tokens(tokens)
+    angles = _layers.rotary_angles(self.config, positions)
+    mask = pallas_kernels.ancestor_mask(parents)
+    entering = []
+    block_kv = []
+    for index, layer in enumerate(self.layers):
+      if index in self.feature_layers:
+        entering.append((index, x))
+      x, kv = layer(
+        x, angles, mask, view.pages[index], view.block_table, view.length
+      )
+      block_kv.append(kv)
+    hidden = self.norm(x)
+    by_layer = dict(entering)
+    features = (
+      jnp.concatenate([by_layer[i] for i in self.feature_layers], axis=-1)
+      if self.feature_layers
+      else hidden
+    )
+    return _base.TargetOutput(hidden, features, tuple(block_kv))
+
+  def score(self, hidden: Array) -> _base.Scores:
+    """Logits [R, T, V] in float32 of hidden states [R, T, E]."""
+    return _base.Scores(
+      _linear.linear(hidden, self.output_matrix, out_dtype=jnp.float32)
+    )

@@ -1,0 +1,51 @@
+"""Attention over a paged prefix: the definition, in plain jnp."""
+
+import jax
+import jax.numpy as jnp
+
+from ldjax import typing
+
+Array = typing.Array
+
+
+def prefix_attention(
+  query: Array,
+  pages: Array,
+  block_table: Array,
+  length: Array,
+  *,
+  scale: float,
+) -> tuple[Array, Array]:
+  """Gathers the whole block table, masks, and takes one softmax.
+
+  See `ldjax.pallas_kernels.prefix_attention` for shapes.
+  """
+  rows, num_query, heads, head_dim = query.shape
+  _, kv_heads, page_size, _ = pages.shape
+  capacity = block_table.shape[1] * page_size
+  gathered = pages.at[block_table].get(mode="clip")  # [R, M, K, Z, 2H]
+  gathered = jnp.moveaxis(gathered, 2, 1).reshape(
+    rows, kv_heads, capacity, 2 * head_dim
+  )
+  key, value = jnp.split(gathered.astype(jnp.float32), 2, axis=-1)
+  live = jnp.arange(capacity)[None] < length[:, None]
+  value = jnp.where(live[:, None, :, None], value, 0.0)
+  grouped = query.astype(jnp.float32).reshape(
+    rows, num_query, kv_heads, heads // kv_heads, head_dim
+  )
+  scores = scale * jnp.einsum(
+    "rtkgh,rksh->rtkgs",
+    grouped,
+    key,
+    precision=jax.lax.Precision.HIGHEST,
+  )
+  scores = jnp.where(live[:, None, None, None], scores, -jnp.inf)
+  lse = jax.nn.logsumexp(scores, axis=-1)
+  weights = jnp.exp(scores - jnp.maximum(lse, -1e30)[..., None])
+  out = jnp.einsum(
+    "rtkgs,rksh->rtkgh",
+    weights,
+    value,
+    precision=jax.lax.Precision.HIGHEST,
+  )
+  return out.reshape(query.shape), lse.reshape(rows, num_query, heads)

@@ -1,0 +1,116 @@
+"""Attention of tree nodes over their prefix and their ancestors."""
+
+import chex
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ldjax import typing
+from ldjax.pallas_kernels import _prefix_attention
+
+__all__ = ["ancestor_mask", "tree_attention"]
+
+Array = typing.Array
+
+
+def ancestor_mask(parents: Array) -> Array:
+  """Which nodes each node sees: its ancestors and itself.
+
+  Args:
+    parents: [R, T] int32; -1 for a root, else an earlier node.
+
+  Returns:
+    [R, T, T] bool, entry (i, j) true iff j is i or above it.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> ancestor_mask(jnp.array([[-1, 0, 0, 1]]))[0].astype(int).tolist()
+    [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]
+  """
+
+  def one(parents):
+    num_nodes = parents.shape[0]
+    # Pointer doubling: after k rounds a node knows 2**k levels above it.
+    # Node `num_nodes` stands for "above the root" and sees nothing.
+    mask = jnp.eye(num_nodes + 1, num_nodes, dtype=bool)
+    jump = jnp.append(jnp.where(parents < 0, num_nodes, parents), num_nodes)
+    for _ in range(max(num_nodes - 1, 0).bit_length()):
+      mask = mask | mask[jump]
+      jump = jump[jump]
+    return mask[:num_nodes]
+
+  return jax.vmap(one)(parents)
+
+
+def tree_attention(
+  query: Array,
+  block_kv: Array,
+  pages: Array,
+  block_table: Array,
+  length: Array,
+  mask: Array,
+  *,
+  scale: float,
+) -> Array:
+  """Attends each tree node to the committed prefix and to its ancestors.
+
+  Args:
+    query: [R, T, N, H].
+    block_kv: [R, T, K, 2H], keys and values of the nodes themselves, in the
+      cache's dtype.
+    pages: [P, K, Z, 2H], see `prefix_attention`.
+    block_table: [R, M] int32.
+    length: [R] int32.
+    mask: [R, T, T] bool, see `ancestor_mask`; every node sees itself.
+    scale: multiplies the scores.
+
+  Returns:
+    [R, T, N, H] in the query's dtype.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> tree_attention(
+    ...   jnp.ones((1, 2, 2, 4)), jnp.ones((1, 2, 1, 8)),
+    ...   jnp.ones((3, 1, 2, 8)), jnp.array([[2, 0]]), jnp.array([3]),
+    ...   ancestor_mask(jnp.array([[-1, 0]])), scale=0.5).shape
+    (1, 2, 2, 4)
+  """
+  rows, num_nodes, heads, head_dim = query.shape
+  kv_heads = block_kv.shape[2]
+  chex.assert_shape(block_kv, (rows, num_nodes, kv_heads, 2 * head_dim))
+  chex.assert_shape(mask, (rows, num_nodes, num_nodes))
+  prefix_out, prefix_lse = _prefix_attention.prefix_attention(
+    query, pages, block_table, length, scale=scale
+  )
+  dtype = query.dtype
+  precision = (
+    lax.Precision.HIGHEST if dtype == jnp.float32 else lax.Precision.DEFAULT
+  )
+  grouped = (query * jnp.asarray(scale, dtype)).reshape(
+    rows, num_nodes, kv_heads, heads // kv_heads, head_dim
+  )
+  scores = jnp.einsum(
+    "rtkgh,rskh->rktgs",
+    grouped,
+    block_kv[..., :head_dim].astype(dtype),
+    precision=precision,
+    preferred_element_type=jnp.float32,
+  )
+  scores = jnp.where(mask[:, None, :, None], scores, -jnp.inf)
+  lse = jax.nn.logsumexp(scores, axis=-1)
+  # Weights relative to the merged log-sum-exp: both parts then just add up.
+  prefix_lse = jnp.swapaxes(
+    prefix_lse.reshape(rows, num_nodes, kv_heads, -1), 1, 2
+  )
+  merged = jnp.logaddexp(lse, prefix_lse)
+  weights = jnp.exp(scores - merged[..., None])
+  block_out = jnp.einsum(
+    "rktgs,rskh->rtkgh",
+    weights.astype(dtype),
+    block_kv[..., head_dim:].astype(dtype),
+    precision=precision,
+    preferred_element_type=jnp.float32,
+  ).reshape(query.shape)
+  share = jnp.swapaxes(jnp.exp(prefix_lse - merged), 1, 2)
+  share = share.reshape(rows, num_nodes, heads, 1)
+  return (block_out + share * prefix_out).astype(dtype)

@@ -1,0 +1,170 @@
+"""Medusa heads: the published layouts, and configurations that are wrong."""
+
+import json
+import warnings
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from ldjax import checkpoints, models
+
+
+def _write(folder, heads, layers, config=None, shared=False, width=6, vocab=11):
+  """The layout as published, by a loop of its own."""
+  rng = np.random.default_rng(heads * 10 + layers)
+  tensors = {}
+  for i in range(heads):
+    for j in range(layers):
+      tensors[f"{i}.{j}.linear.weight"] = rng.normal(size=(width, width))
+      tensors[f"{i}.{j}.linear.bias"] = rng.normal(size=width)
+    if not shared:
+      tensors[f"{i}.{layers}.weight"] = rng.normal(size=(vocab, width))
+  tensors = {k: v.astype(np.float32) for k, v in tensors.items()}
+  folder.mkdir(parents=True, exist_ok=True)
+  safetensors.numpy.save_file(tensors, folder / "medusa_lm_head.safetensors")
+  if config is not None:
+    (folder / "config.json").write_text(json.dumps(config))
+  return tensors
+
+
+def _says(heads, layers):
+  return {"medusa_num_heads": heads, "medusa_num_layers": layers}
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_medusa_1_layout(tmp_path, layers):
+  tensors = _write(tmp_path, 3, layers, _says(3, layers))
+  config, params = checkpoints.read_medusa(tmp_path)
+  assert config == models.MedusaConfig(
+    num_heads=3,
+    num_layers=layers,
+    hidden_size=6,
+    vocab_size=11,
+    shared_output=False,
+  )
+  for i in range(3):
+    head = params["heads"][i]
+    for j in range(layers):
+      for part in ("weight", "bias"):
+        np.testing.assert_array_equal(
+          head["blocks"][j][part], tensors[f"{i}.{j}.linear.{part}"]
+        )
+    np.testing.assert_array_equal(
+      head["lm_head"]["weight"], tensors[f"{i}.{layers}.weight"]
+    )
+  assert len(jax.tree.leaves(params)) == len(tensors)
+
+
+def test_shared_layout(tmp_path):
+  tensors = _write(tmp_path, 2, 1, _says(2, 1), shared=True)
+  with pytest.raises(ValueError, match="pass vocab_size"):
+    checkpoints.read_medusa(tmp_path)
+  config, params = checkpoints.read_medusa(tmp_path, vocab_size=11)
+  assert config.shared_output and config.vocab_size == 11
+  assert set(params["heads"][1]) == {"blocks"}
+  assert len(jax.tree.leaves(params)) == len(tensors)
+
+
+@pytest.mark.parametrize("config", [None, {}, {"medusa_num_layers": 1}])
+def test_counts_come_from_the_names(tmp_path, config):
+  _write(tmp_path, 5, 1, config)
+  with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    found, _ = checkpoints.read_medusa(tmp_path)
+  assert (found.num_heads, found.num_layers) == (5, 1)
+
+
+def test_published_config_that_is_wrong(tmp_path, shared_data):
+  folder = shared_data / "configs" / "medusa-vicuna-7b-v1.3"
+  published = json.loads((folder / "config.json").read_text())
+  _write(tmp_path, 5, 1, published)
+  with pytest.warns(UserWarning, match="medusa_num_heads is 2.* holds 5 heads"):
+    config, params = checkpoints.read_medusa(tmp_path)
+  assert config.num_heads == len(params["heads"]) == 5
+
+
+def test_wrong_number_of_layers_warns(tmp_path):
+  _write(tmp_path, 2, 2, _says(2, 1))
+  with pytest.warns(UserWarning, match="medusa_num_layers is 1.* holds 2 lay"):
+    assert checkpoints.read_medusa(tmp_path)[0].num_layers == 2
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ("-1.0.linear.bias", r"no tensor for parameter heads\.1\.blocks\.0\.bias"),
+    ("-1.1.weight", r"no tensor for parameter heads\.1\.lm_head\.weight"),
+    ("+extra", "'extra' is not part"),
+    ("+2.1.weight", r"no tensor for parameter heads\.2"),
+    ("+0.2.weight", r"'0\.2\.weight' should be.*'0\.1\.weight'"),
+    ("+0.0.linear.weight", r"'0\.0\.linear\.weight' has shape"),
+  ],
+)
+def test_strictness(tmp_path, change, message):
+  tensors = _write(tmp_path, 2, 1)
+  if change[0] == "-":
+    del tensors[change[1:]]
+  else:
+    tensors[change[1:]] = np.zeros((11, 6), np.float32)
+  safetensors.numpy.save_file(tensors, tmp_path / "medusa_lm_head.safetensors")
+  with pytest.raises(ValueError, match=message):
+    checkpoints.read_medusa(tmp_path)
+
+
+def test_files_that_are_missing_or_pickled(tmp_path):
+  with pytest.raises(FileNotFoundError, match="no such folder"):
+    checkpoints.read_medusa(tmp_path / "absent")
+  with pytest.raises(FileNotFoundError, match=r"medusa_lm_head\.safetensors"):
+    checkpoints.read_medusa(tmp_path)
+  (tmp_path / "medusa_lm_head.pt").write_bytes(b"\x80")
+  with pytest.raises(ValueError, match=r"\.pt: PyTorch pickles.*save_file"):
+    checkpoints.read_medusa(tmp_path)
+  file = tmp_path / "medusa_lm_head.safetensors"
+  safetensors.numpy.save_file({"fc.weight": np.ones((2, 2))}, file)
+  with pytest.raises(ValueError, match=r"fc\.weight.*F64"):
+    checkpoints.read_medusa(tmp_path)
+  safetensors.numpy.save_file({"fc.weight": np.ones((2, 2), np.float32)}, file)
+  with pytest.raises(ValueError, match="not Medusa heads"):
+    checkpoints.read_medusa(tmp_path)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_write_then_read(tmp_path, bfloat16, shared):
+  _write(tmp_path / "a", 2, 2, _says(2, 2), shared)
+  config, params = checkpoints.read_medusa(
+    tmp_path / "a", vocab_size=11, dtype="bfloat16"
+  )
+  checkpoints.write_medusa(tmp_path / "b", config, params)
+  again, same = checkpoints.read_medusa(tmp_path / "b")
+  assert again == config
+  assert jax.tree.structure(same) == jax.tree.structure(params)
+  for x, y in zip(jax.tree.leaves(params), jax.tree.leaves(same), strict=True):
+    assert x.dtype == y.dtype == bfloat16
+    np.testing.assert_array_equal(x, y)
+  names = set(
+    safetensors.numpy.load_file(tmp_path / "a" / "medusa_lm_head.safetensors")
+  )
+  assert names == set(
+    safetensors.numpy.load_file(tmp_path / "b" / "medusa_lm_head.safetensors")
+  )
+
+
+def test_write_checks_first(tmp_path):
+  _write(tmp_path / "a", 1, 1)
+  config, params = checkpoints.read_medusa(tmp_path / "a")
+  block = params["heads"][0]["blocks"][0]
+  bias = block.pop("bias")
+  with pytest.raises(
+    ValueError, match=r"params lack heads\.0\.blocks\.0\.bias"
+  ):
+    checkpoints.write_medusa(tmp_path / "b", config, params)
+  block["bias"] = bias[:2]
+  with pytest.raises(ValueError, match=r"shape \(2,\)"):
+    checkpoints.write_medusa(tmp_path / "b", config, params)
+  block["bias"] = bias
+  block["scale"] = bias
+  with pytest.raises(ValueError, match=r"params hold heads\.0\.blocks\.0\.sc"):
+    checkpoints.write_medusa(tmp_path / "b", config, params)
+  assert not (tmp_path / "b").exists()

@@ -1,0 +1,78 @@
+"""The tables: one rule a tensor, one tensor a parameter."""
+
+import jax
+import numpy as np
+import pytest
+
+from ldjax import models
+from ldjax.checkpoints import _gguf, _hugging_face, _medusa, _rules
+
+F32 = np.dtype(np.float32)
+
+
+def _tensor(name, shape=(2,)):
+  return _rules.Tensor(name, "file", shape, F32, lambda: np.ones(shape, F32))
+
+
+_WANTED = {"a": {0: {"w": jax.ShapeDtypeStruct((2,), F32)}}}
+_RULES = (
+  _rules.Rule(r"x\.(\d+)\.(w)", "a/{0}/{1}", "double"),
+  _rules.Rule(r"junk.*", None),
+)
+
+
+def test_plan_and_execute():
+  planned = _rules.plan(_RULES, [_tensor("junk"), _tensor("x.0.w")], _WANTED)
+  params = _rules.execute(planned, {"double": lambda x: 2 * x}, F32)
+  assert list(params) == ["a"]
+  assert params["a"][0]["w"].tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+  ("names", "message"),
+  [
+    (["x.0.w", "y"], "'y' is not part"),
+    (["x.0.w", "prefix.x.0.w"], "'prefix.x.0.w' is not part"),
+    (["x.0.w", "x.1.w"], "'x.1.w' would be parameter a.1.w"),
+    (["x.0.w", "x.00.w"], "given twice: by 'x.0.w'"),
+    ([], r"no tensor for parameter a\.0\.w"),
+  ],
+)
+def test_faults_name_the_tensor(names, message):
+  with pytest.raises(ValueError, match=message):
+    _rules.plan(_RULES, [_tensor(name) for name in names], _WANTED)
+
+
+def test_two_rules_for_one_tensor():
+  rules = (*_RULES, _rules.Rule(r"x\..*", None))
+  with pytest.raises(ValueError, match=r"'x\.0\.w' matches 2 rules"):
+    _rules.plan(rules, [_tensor("x.0.w")], _WANTED)
+
+
+def test_no_weight_is_read_before_all_is_checked():
+  def explode():
+    raise AssertionError("read")
+
+  bad = _rules.Tensor("x.0.w", "file", (3,), F32, explode)
+  with pytest.raises(ValueError, match=r"shape \(3,\).*asks for \(2,\)"):
+    _rules.plan(_RULES, [bad], _WANTED)
+
+
+def test_medusa_file_is_the_heads_without_the_targets_matrix():
+  config = models.MedusaConfig(
+    num_heads=2, num_layers=1, hidden_size=4, vocab_size=7, shared_output=False
+  )
+  _, params = models.functionalize_heads(models.abstract_heads(config))
+  ours = _rules.flatten(_medusa.abstract_file(config, F32))
+  theirs = _rules.flatten(params)
+  assert {k: v.shape for k, v in ours.items()} == {
+    k: v.shape for k, v in theirs.items()
+  }
+
+
+@pytest.mark.parametrize(
+  "rules", [_hugging_face.TIED, _hugging_face.UNTIED, _gguf.RULES]
+)
+def test_transforms_are_known(rules):
+  known = {"", "split_query_halves", "split_key_halves"}
+  assert {rule.transform for rule in rules} <= known
