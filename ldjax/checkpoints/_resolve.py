@@ -40,7 +40,7 @@ def resolve(
   if path_or_id == "demo":
     return _demo.fetch_demo(progress)
   path = pathlib.Path(path_or_id).expanduser()
-  if path.exists():
+  if path_or_id != "" and path.exists():  # Path("") is the working folder
     return path
   if isinstance(path_or_id, str) and _REPOSITORY.fullmatch(path_or_id):
     return _snapshot(path_or_id, progress)

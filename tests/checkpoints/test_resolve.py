@@ -30,8 +30,6 @@ def test_paths(tmp_path, monkeypatch):
 )
 def test_what_is_nothing(tmp_path, monkeypatch, name):
   monkeypatch.chdir(tmp_path)
-  if name == "":
-    name = "./absent"
   with pytest.raises(FileNotFoundError, match="no file or folder here"):
     checkpoints.resolve(name)
 

@@ -1,0 +1,112 @@
+"""Rows come and go while the others run on."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ldjax import _base, typing
+from ldjax import sampling as sampling_lib
+from ldjax.decoding import _state
+
+Array = typing.Array
+DecodeState = _state.DecodeState
+Status = _base.Status
+
+
+def admit(
+  state: DecodeState,
+  row: Array,
+  prompt: Array,
+  prompt_length: Array,
+  sampling: sampling_lib.Sampling,
+  max_new_tokens: Array,
+  stop_ids: Array,
+) -> DecodeState:
+  """Puts a prompt into a free row, to be read by `prefill`."""
+  capacity = state.tokens.shape[1]
+  limit = jnp.minimum(prompt_length + max_new_tokens, capacity)
+  at = jnp.arange(capacity, dtype=jnp.int32) < prompt_length
+  tokens = jnp.zeros((capacity,), jnp.int32)
+  width = min(prompt.shape[0], capacity)
+  tokens = jnp.where(at, tokens.at[:width].set(prompt[:width]), 0)
+  status = jnp.where(
+    limit > prompt_length, Status.PREFILLING, Status.LENGTH
+  ).astype(jnp.int32)
+
+  def put(field, value):
+    return field.at[row].set(value)
+
+  return state.replace(
+    tokens=put(state.tokens, tokens),
+    length=put(state.length, prompt_length),
+    prompt_length=put(state.prompt_length, prompt_length),
+    limit=put(state.limit, limit),
+    stop_ids=put(state.stop_ids, stop_ids),
+    sampling=jax.tree.map(put, state.sampling, sampling),
+    status=put(state.status, status),
+    finite=put(state.finite, True),
+    needs_pages=put(state.needs_pages, False),
+    rounds=put(state.rounds, 0),
+  )
+
+
+def preempt(
+  draft: _base.DraftFn, state: DecodeState, mask: Array
+) -> DecodeState:
+  """Gives pages back; the rows will read all their known tokens again."""
+  mask = mask & (
+    (state.status == Status.RUNNING) | (state.status == Status.PREFILLING)
+  )
+  return state.replace(
+    cache=state.cache.release(mask),
+    draft=draft.release(state.draft, mask),
+    status=jnp.where(mask, Status.PREFILLING, state.status),
+    needs_pages=state.needs_pages & ~mask,
+  )
+
+
+def release(
+  draft: _base.DraftFn, state: DecodeState, mask: Array
+) -> DecodeState:
+  """Frees rows, whatever they were doing."""
+  return state.replace(
+    cache=state.cache.release(mask),
+    draft=draft.release(state.draft, mask),
+    length=jnp.where(mask, 0, state.length),
+    prompt_length=jnp.where(mask, 0, state.prompt_length),
+    limit=jnp.where(mask, 0, state.limit),
+    status=jnp.where(mask, Status.FREE, state.status),
+    finite=state.finite | mask,
+    needs_pages=state.needs_pages & ~mask,
+  )
+
+
+def empty(
+  draft: _base.DraftFn,
+  init_cache: Callable[[int], Any],
+  max_len: int,
+  params: _base.DecoderParams,
+  batch: int,
+) -> DecodeState:
+  """A state without sequences."""
+  return DecodeState(
+    cache=init_cache(batch),
+    draft=draft.init(params.draft, batch),
+    tokens=jnp.zeros((batch, max_len), jnp.int32),
+    length=jnp.zeros((batch,), jnp.int32),
+    prompt_length=jnp.zeros((batch,), jnp.int32),
+    limit=jnp.zeros((batch,), jnp.int32),
+    stop_ids=jnp.full((batch, _state.MAX_STOP_IDS), -1, jnp.int32),
+    sampling=sampling_lib.Sampling(
+      temperature=jnp.zeros((batch,), jnp.float32),
+      top_k=jnp.zeros((batch,), jnp.int32),
+      top_p=jnp.ones((batch,), jnp.float32),
+      key=jnp.zeros((batch, 2), jnp.uint32),
+    ),
+    status=jnp.full((batch,), Status.FREE, jnp.int32),
+    finite=jnp.ones((batch,), bool),
+    needs_pages=jnp.zeros((batch,), bool),
+    rounds=jnp.zeros((batch,), jnp.int32),
+  )
