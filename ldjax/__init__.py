@@ -1,4 +1,9 @@
-"""Lossless speculative decoding for JAX."""
+"""Lossless speculative decoding for JAX.
+
+`load` a model, `generate` or `stream` text; or take the pieces: a target
+(`models`), a cache (`memory`), a draft and a decoder (`decoding`) are pure
+functions for your own `jit`.
+"""
 
 from ldjax import (
   checkpoints,
@@ -10,14 +15,24 @@ from ldjax import (
   testing,
   text,
 )
+from ldjax.assemble import LanguageModel, load, parse_tree, with_draft
+from ldjax.generate import Generation, Stream, generate, stream
 
 __all__ = [
+  "Generation",
+  "LanguageModel",
+  "Stream",
   "checkpoints",
   "decoding",
+  "generate",
+  "load",
   "memory",
   "models",
   "pallas_kernels",
+  "parse_tree",
   "sampling",
+  "stream",
   "testing",
   "text",
+  "with_draft",
 ]

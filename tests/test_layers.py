@@ -22,6 +22,7 @@ _ORDER = (
   "assemble",
   "training",
   "optimize",
+  "_engine",
   "generate",
   "contrib",
   "testing",

@@ -1,5 +1,6 @@
 """One round: draft a tree, verify it in one pass, accept, commit."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -109,7 +110,8 @@ def _settle(
     )
     finite = jnp.where(active, walk.finite | ~emits, state.finite[rows])
     needs_pages = active & ~ok
-    state = state.replace(  # type: ignore[attr-defined]
+    state = dataclasses.replace(
+      state,
       cache=cache,
       draft=draft_state,
       tokens=tokens,
@@ -143,7 +145,7 @@ def step(
   context = _base.DraftContext(state.tokens, state.length, state.sampling)
   with jax.named_scope("draft"):
     candidates, draft_state = draft.propose(params.draft, state.draft, context)
-  state = state.replace(draft=draft_state)
+  state = dataclasses.replace(state, draft=draft_state)
   with jax.named_scope("verify"):
     pending = jnp.take_along_axis(
       state.tokens, jnp.maximum(state.length - 1, 0)[:, None], axis=1

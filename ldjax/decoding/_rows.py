@@ -1,5 +1,6 @@
 """Rows come and go while the others run on."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +39,8 @@ def admit(
   def put(field, value):
     return field.at[row].set(value)
 
-  return state.replace(
+  return dataclasses.replace(
+    state,
     tokens=put(state.tokens, tokens),
     length=put(state.length, prompt_length),
     prompt_length=put(state.prompt_length, prompt_length),
@@ -59,7 +61,8 @@ def preempt(
   mask = mask & (
     (state.status == Status.RUNNING) | (state.status == Status.PREFILLING)
   )
-  return state.replace(
+  return dataclasses.replace(
+    state,
     cache=state.cache.release(mask),
     draft=draft.release(state.draft, mask),
     status=jnp.where(mask, Status.PREFILLING, state.status),
@@ -71,7 +74,8 @@ def release(
   draft: _base.DraftFn, state: DecodeState, mask: Array
 ) -> DecodeState:
   """Frees rows, whatever they were doing."""
-  return state.replace(
+  return dataclasses.replace(
+    state,
     cache=state.cache.release(mask),
     draft=draft.release(state.draft, mask),
     length=jnp.where(mask, 0, state.length),

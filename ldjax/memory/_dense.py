@@ -1,5 +1,6 @@
 """The oracle: every row preallocated at full length, no paging logic."""
 
+import dataclasses
 from typing import Self
 
 import jax
@@ -74,13 +75,11 @@ class DenseKVCache:
       )
       for layer, block in zip(self.pages, block_kv, strict=True)
     )
-    cache = self.replace(  # type: ignore[attr-defined]
-      pages=pages, length=self.length.at[rows].add(count)
+    cache = dataclasses.replace(
+      self, pages=pages, length=self.length.at[rows].add(count)
     )
     return cache, ok
 
   def release(self, mask: Array) -> Self:
     """Forgets the rows where `mask` [B] is true."""
-    return self.replace(  # type: ignore[attr-defined]
-      length=jnp.where(mask, 0, self.length)
-    )
+    return dataclasses.replace(self, length=jnp.where(mask, 0, self.length))

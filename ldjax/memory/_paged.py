@@ -1,5 +1,6 @@
 """Committed keys and values in pages of one pool, shared by all rows."""
 
+import dataclasses
 from typing import Self
 
 import chex
@@ -164,7 +165,8 @@ class PagedKVCache:
       )
       for layer, block in zip(self.pages, block_kv, strict=True)
     )
-    cache = self.replace(  # type: ignore[attr-defined]
+    cache = dataclasses.replace(
+      self,
       pages=pages,
       pool=pool,
       block_table=block_table,
@@ -176,7 +178,8 @@ class PagedKVCache:
     """Returns the pages of the rows where `mask` [B] is true."""
     num_pages = self.pool.num_pages
     held = jnp.where(mask[:, None], self.block_table, num_pages)
-    return self.replace(  # type: ignore[attr-defined]
+    return dataclasses.replace(
+      self,
       pool=self.pool.release(held),
       block_table=jnp.where(mask[:, None], num_pages, self.block_table),
       length=jnp.where(mask, 0, self.length),

@@ -4,6 +4,7 @@ A page is free exactly when its count is zero, so a free list that disagrees
 with the counts cannot exist.
 """
 
+import dataclasses
 from typing import Self
 
 import jax.numpy as jnp
@@ -84,12 +85,12 @@ class PagePool:
 
   def retain(self, pages: Array) -> Self:
     """Adds a reference to each of `pages` (any shape; P or more is skipped)."""
-    return self.replace(  # type: ignore[attr-defined]
-      references=self.references.at[pages].add(1, mode="drop")
+    return dataclasses.replace(
+      self, references=self.references.at[pages].add(1, mode="drop")
     )
 
   def release(self, pages: Array) -> Self:
     """Takes a reference from each of `pages` (P or more is skipped)."""
-    return self.replace(  # type: ignore[attr-defined]
-      references=self.references.at[pages].add(-1, mode="drop")
+    return dataclasses.replace(
+      self, references=self.references.at[pages].add(-1, mode="drop")
     )

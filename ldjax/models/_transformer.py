@@ -89,7 +89,7 @@ class Transformer(nnx.Module):
           f" {config.num_layers - 1}"
         )
     self.config = config
-    self.feature_layers = feature_layers
+    self.feature_layers = tuple(feature_layers)
     self.embed_tokens = _layers.Embedding(
       config.vocab_size, config.hidden_size, dtype=dtype, rngs=rngs
     )

@@ -31,7 +31,9 @@ class Sampling:
 
 
 def _spread(name: str, value: _T | Sequence[_T], batch: int) -> list[_T]:
-  if isinstance(value, list | tuple | np.ndarray):
+  if isinstance(value, jax.Array | np.ndarray) and value.ndim:
+    value = list(value)
+  if isinstance(value, list | tuple):
     if len(value) != batch:
       raise ValueError(
         f"{name} has {len(value)} entries for {batch} rows; give one value"
@@ -47,17 +49,19 @@ def _temperature(value: float | None) -> float:
     raise ValueError(
       f"temperature is {value}; it must be finite and at least 0 (0 is greedy)"
     )
-  return value
+  # So small that only ties remain random; smaller still, and logits divided by
+  # it would overflow to inf and tie.
+  return max(value, 1e-30) if value else 0.0
 
 
 def _top_k(value: int | None) -> int:
-  value = 0 if value is None else int(value)
-  if value < 0:
+  value = 0 if value is None else value
+  if not (value >= 0 and value == value // 1):
     raise ValueError(
-      f"top_k is {value}; it must be at least 1, or 0 or None to keep every"
-      " token"
+      f"top_k is {value}; it must be a whole number of at least 1, or 0 or"
+      " None to keep every token"
     )
-  return min(value, 2**31 - 1)
+  return min(int(value), 2**31 - 1)
 
 
 def _top_p(value: float | None) -> float:
@@ -105,10 +109,8 @@ def make_sampling(
   ]
   top_ks = [_top_k(x) for x in _spread("top_k", top_k, batch)]
   top_ps = [_top_p(x) for x in _spread("top_p", top_p, batch)]
-  seeds: Any = seed
-  if isinstance(seed, jax.Array) and seed.ndim:
-    seeds = [seed[i] for i in range(seed.shape[0])]
-  keys = [_noise.sequence_key(x) for x in _spread("seed", seeds, batch)]
+  seeds: Any = _spread("seed", seed, batch)
+  keys = [_noise.sequence_key(x) for x in seeds]
   return Sampling(
     temperature=jnp.asarray(np.array(temperatures, np.float32)),
     top_k=jnp.asarray(np.array(top_ks, np.int32)),

@@ -17,8 +17,10 @@ Array = typing.Array
 
 def _ordered(x: Array) -> Array:
   """float32 -> int32 such that a < b iff ordered(a) < ordered(b)."""
-  bits = lax.bitcast_convert_type(x + 0.0, jnp.int32)  # -0.0 becomes 0.0
-  return jnp.where(bits < 0, bits ^ jnp.int32(0x7FFFFFFF), bits)
+  # A difference of integers, so that -0.0 and 0.0 are both 0: XLA drops the
+  # `+ 0.0` of `x + 0.0`, and under jit the two zeros would be no tie.
+  bits = lax.bitcast_convert_type(x, jnp.int32)
+  return jnp.where(bits < 0, jnp.int32(-(2**31)) - bits, bits)
 
 
 def _bisect(low: Array, high: Array, is_low: Callable[[Array], Array]) -> Array:

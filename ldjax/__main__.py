@@ -1,0 +1,5 @@
+"""`python -m ldjax`."""
+
+from ldjax import cli
+
+cli.main()

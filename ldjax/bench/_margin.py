@@ -1,0 +1,150 @@
+"""Whether a first difference between two texts is a near tie."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ldjax import assemble
+from ldjax import sampling as sampling_lib
+
+NEAR_TIE = 1e-3
+"""Below this margin two forwards may disagree by rounding alone."""
+
+_CHUNK = 64
+
+
+@functools.lru_cache(maxsize=16)
+def _read(target: Any) -> Any:
+  """A compiled step: reads one chunk of a text, returns its last logits."""
+
+  def read(params, cache, tokens, count):
+    column = jnp.arange(_CHUNK, dtype=jnp.int32)[None]
+    output = target.forward(
+      params, tokens, cache.length[:, None] + column, column - 1, cache.view()
+    )
+    cache, _ = cache.commit(output.block_kv, column, count)
+    last = jnp.take_along_axis(
+      output.hidden, (count - 1)[:, None, None], axis=1
+    )
+    return cache, target.score(params, last).logits[0, 0]
+
+  return jax.jit(read, donate_argnums=1)
+
+
+def next_logits(
+  model: assemble.LanguageModel, tokens: Sequence[int]
+) -> np.ndarray:
+  """The target's logits after a text, by one wide forward.
+
+  Args:
+    model: whose target is asked.
+    tokens: ids of the whole text.
+
+  Returns:
+    [V] float32.
+  """
+  cache = model.init_cache(1)
+  read = _read(model.target)
+  logits = None
+  for start in range(0, len(tokens), _CHUNK):
+    part = list(tokens[start : start + _CHUNK])
+    block = np.zeros((1, _CHUNK), np.int32)
+    block[0, : len(part)] = part
+    cache, logits = read(
+      model.params.target,
+      cache,
+      jnp.asarray(block),
+      jnp.asarray([len(part)], jnp.int32),
+    )
+  return np.asarray(logits)
+
+
+def margin(
+  logits: np.ndarray, sampling: sampling_lib.Sampling, position: int
+) -> float:
+  """How much the logits would have to move for another token to be drawn.
+
+  The smaller of two distances: between the best two perturbed scores, and to
+  the cut of top-k or top-p where a token on its other side would have won.
+
+  Args:
+    logits: [V] float32.
+    sampling: of one row.
+    position: that the token takes.
+
+  Returns:
+    The margin, in logits (or probability, for the cut of top-p).
+
+  Example:
+    >>> import numpy as np
+    >>> from ldjax import sampling
+    >>> logits = np.array([1., 3., 2.75], np.float32)
+    >>> margin(logits, sampling.make_sampling(1), 5)
+    0.25
+  """
+  row = logits.astype(np.float64)
+  if not float(sampling.temperature[0]):
+    second, first = np.sort(row)[-2:]
+    return float(first - second)
+  scores = row / float(sampling.temperature[0])
+  noise = np.asarray(
+    sampling_lib.gumbel(
+      sampling.key, jnp.asarray([position], jnp.int32), len(row)
+    )
+  )[0]
+  perturbed = scores + noise
+  keep = np.isfinite(
+    np.asarray(sampling_lib.warp(jnp.asarray(logits)[None], sampling))[0]
+  )
+  winner = int(np.argmax(np.where(keep, perturbed, -np.inf)))
+  behind = np.maximum(perturbed[winner] - perturbed, 0.0)
+  if keep.all():
+    return float(np.min(np.delete(behind, winner)))
+  # How far each token is from the other side of the cut: in logits, and for
+  # the nucleus in the probability that decides.
+  lowest_kept, highest_cut = scores[keep].min(), scores[~keep].max()
+  to_cut = np.where(keep, scores - highest_cut, lowest_kept - scores)
+  top_p = float(sampling.top_p[0])
+  if top_p < 1:
+    by_k = np.asarray(
+      sampling_lib.top_k_mask(
+        jnp.asarray(scores, jnp.float32)[None], sampling.top_k
+      )
+    )[0]
+    weight = np.where(by_k, np.exp(scores - scores.max()), 0.0)
+    weight /= weight.sum()
+    order = np.argsort(-scores, kind="stable")
+    larger = np.empty_like(weight)
+    larger[order] = np.cumsum(weight[order]) - weight[order]
+    to_cut = np.minimum(to_cut, np.abs(larger - top_p))
+  flips = np.where(keep, behind, np.maximum(behind, to_cut))
+  flips[winner] = to_cut[winner]
+  return float(np.min(flips))
+
+
+def is_near_tie(
+  model: assemble.LanguageModel,
+  prompt: Sequence[int],
+  one: Sequence[int],
+  other: Sequence[int],
+  sampling: sampling_lib.Sampling,
+) -> bool:
+  """Whether two different emitted texts part at a near tie.
+
+  Args:
+    model: that emitted both.
+    prompt: ids of their prompt.
+    one: ids of the one.
+    other: ids of the other.
+    sampling: of one row, the same for both.
+  """
+  same = 0
+  while same < min(len(one), len(other)) and one[same] == other[same]:
+    same += 1
+  context = [*prompt, *one[:same]]
+  logits = next_logits(model, context)
+  return margin(logits, sampling, len(context)) < NEAR_TIE

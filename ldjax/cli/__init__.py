@@ -1,0 +1,22 @@
+"""The command line, `ldjax` and `lightdecoding-cli`: thin."""
+
+import typer
+
+from ldjax.cli import _bench, _demo, _generate
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+  help="Lossless speculative decoding for JAX.",
+  no_args_is_help=True,
+  add_completion=False,
+  pretty_exceptions_enable=False,
+)
+app.command()(_generate.generate)
+app.command()(_demo.demo)
+app.command()(_bench.bench)
+
+
+def main() -> None:
+  """Runs the command that `sys.argv` asks for."""
+  app()

@@ -1,0 +1,54 @@
+"""What all commands share: progress on stderr, errors without a traceback."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import jax
+import rich.console
+import typer
+
+from ldjax import assemble
+
+console = rich.console.Console(stderr=True, highlight=False)
+
+
+def say(line: str) -> None:
+  """Shows a line of progress on stderr."""
+  console.print(f"[dim]{line}[/dim]")
+
+
+def keep_compilations() -> None:
+  """Turns on JAX's persistent compilation cache, unless it is set already."""
+  if jax.config.jax_compilation_cache_dir is None:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    jax.config.update(
+      "jax_compilation_cache_dir", os.path.join(base, "ldjax", "xla")
+    )
+
+
+@contextlib.contextmanager
+def reported_errors() -> Iterator[None]:
+  """Turns errors of input into one line and exit code 2."""
+  try:
+    yield
+  except KeyboardInterrupt:
+    console.print("interrupted")
+    raise typer.Exit(130) from None
+  except (OSError, ValueError) as error:
+    console.print(f"[bold red]error:[/bold red] {error}", soft_wrap=True)
+    raise typer.Exit(2) from None
+
+
+def load(
+  model: str,
+  draft: str = "ngram",
+  tree: str | None = None,
+  max_len: int | None = None,
+) -> assemble.LanguageModel:
+  """Loads a model with a spinner that says what goes on."""
+  keep_compilations()
+  with console.status(f"Loading {model}"):
+    return assemble.load(
+      model, draft=draft, tree=tree, max_len=max_len, progress=say
+    )
