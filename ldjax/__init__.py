@@ -15,8 +15,8 @@ from ldjax import (
   testing,
   text,
 )
+from ldjax._generate import Generation, Stream, generate, stream
 from ldjax.assemble import LanguageModel, load, parse_tree, with_draft
-from ldjax.generate import Generation, Stream, generate, stream
 
 __all__ = [
   "Generation",

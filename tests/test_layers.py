@@ -23,7 +23,7 @@ _ORDER = (
   "training",
   "optimize",
   "_engine",
-  "generate",
+  "_generate",
   "contrib",
   "testing",
   "bench",

@@ -7,8 +7,7 @@ from typing import Any
 
 import jax
 
-from ldjax import assemble
-from ldjax import generate as generate_lib
+from ldjax import _generate, assemble
 from ldjax import sampling as sampling_lib
 from ldjax.bench import _margin
 
@@ -52,18 +51,16 @@ def make_methods(
 
 def _run(
   method: assemble.LanguageModel, prompt: str, settings: Mapping[str, Any]
-) -> generate_lib.Generation:
-  result: generate_lib.Generation = generate_lib.generate(
-    method, prompt, **settings
-  )
+) -> _generate.Generation:
+  result: _generate.Generation = _generate.generate(method, prompt, **settings)
   # The round that was enqueued in vain must not run into the next method.
   jax.effects_barrier()
   return result
 
 
 def _ratio(
-  runs: Sequence[generate_lib.Generation],
-  baseline: Sequence[generate_lib.Generation],
+  runs: Sequence[_generate.Generation],
+  baseline: Sequence[_generate.Generation],
 ) -> float | None:
   ratios = [
     run.tokens_per_second / plain.tokens_per_second
@@ -73,7 +70,7 @@ def _ratio(
   return statistics.median(ratios) if ratios else None
 
 
-def _total_rate(runs: Sequence[generate_lib.Generation]) -> float:
+def _total_rate(runs: Sequence[_generate.Generation]) -> float:
   tokens = sum(len(run.tokens) - 1 for run in runs if run.tokens_per_second)
   seconds = sum(
     (len(run.tokens) - 1) / run.tokens_per_second
@@ -138,7 +135,7 @@ def compare(
   for method in methods.values():
     for prompt in {max(prompts, key=len), min(prompts, key=len)}:
       _run(method, prompt, {**settings, "max_new_tokens": 8})
-  runs: dict[str, list[generate_lib.Generation]] = {n: [] for n in methods}
+  runs: dict[str, list[_generate.Generation]] = {n: [] for n in methods}
   for number, prompt in enumerate(prompts):
     names = list(methods)
     first = number % len(names)
@@ -155,7 +152,7 @@ def compare(
   def near_ties(name: str) -> Iterator[bool]:
     for prompt, run, plain in zip(prompts, runs[name], baseline, strict=True):
       if run.tokens != plain.tokens:
-        ids = generate_lib.encode_prompt(some.tokenizer, prompt, chat)
+        ids = _generate.encode_prompt(some.tokenizer, prompt, chat)
         yield _margin.is_near_tie(some, ids, plain.tokens, run.tokens, sampling)
 
   return {

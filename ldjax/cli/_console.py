@@ -20,7 +20,7 @@ def say(line: str) -> None:
 
 def keep_compilations() -> None:
   """Turns on JAX's persistent compilation cache, unless it is set already."""
-  if jax.config.jax_compilation_cache_dir is None:
+  if jax.config.read("jax_compilation_cache_dir") is None:
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     jax.config.update(
       "jax_compilation_cache_dir", os.path.join(base, "ldjax", "xla")

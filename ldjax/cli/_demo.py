@@ -7,8 +7,7 @@ import rich.console
 import rich.panel
 import typer
 
-from ldjax import assemble
-from ldjax import generate as generate_lib
+from ldjax import _generate, assemble
 from ldjax.cli import _console
 
 _PROMPT = (
@@ -39,7 +38,7 @@ def demo(
           f"Answering with draft {method.draft_name}"
           + (" (warm-up)" if not run else "")
         ):
-          result = generate_lib.generate(
+          result = _generate.generate(
             method,
             prompt,
             max_new_tokens=max_new_tokens,

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ldjax import generate as generate_lib
+from ldjax import _generate
 from ldjax.cli import _console
 
 
@@ -58,7 +58,7 @@ def generate(
   """
   with _console.reported_errors():
     loaded = _console.load(model, draft, tree, max_len)
-    stream = generate_lib.stream(
+    stream = _generate.stream(
       loaded,
       prompt,
       max_new_tokens=max_new_tokens,
