@@ -15,7 +15,7 @@ from ldjax import (
   testing,
   text,
 )
-from ldjax._generate import Generation, Stream, generate, stream
+from ldjax._generate import Generation, Stream, encode_prompt, generate, stream
 from ldjax.assemble import LanguageModel, load, parse_tree, with_draft
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
   "Stream",
   "checkpoints",
   "decoding",
+  "encode_prompt",
   "generate",
   "load",
   "memory",

@@ -1,6 +1,7 @@
 """Text in, text out."""
 
 import dataclasses
+import numbers
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -118,7 +119,7 @@ def _requests(
   )
   limits = (
     [max_new_tokens] * len(prompts)
-    if isinstance(max_new_tokens, int)
+    if isinstance(max_new_tokens, numbers.Integral)
     else list(max_new_tokens)
   )
   if len(limits) != len(prompts):
@@ -224,8 +225,10 @@ def _is_batch(prompts: Any) -> bool:
   """Whether this is a list of prompts rather than one prompt."""
   if isinstance(prompts, str):
     return False
+  if hasattr(prompts, "ndim"):  # an array of ids, or one a row
+    return prompts.ndim > 1
   entries = list(prompts)
-  return not entries or not isinstance(entries[0], int | Mapping)
+  return not entries or not isinstance(entries[0], numbers.Integral | Mapping)
 
 
 def stream(

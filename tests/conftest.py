@@ -1,15 +1,22 @@
 """Strict mode, and the fixtures that several folders of tests use."""
 
 import contextlib
+import dataclasses
 import fcntl
+import functools
+import json
 import os
 import pathlib
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import jax
+import numpy as np
 import pytest
+import safetensors.numpy
+import tokenizers
 
 # Each xdist worker has a thread pool of its own, sized when the backend starts.
 # Never under two threads: a host callback that waits for a computation needs a
@@ -69,3 +76,242 @@ def shared_data() -> pathlib.Path:
   if not folder.is_dir():
     pytest.skip(f"no folder {folder}: set LDJAX_SHARED_DATA")
   return folder
+
+
+_TINY_SPECIAL = (
+  "<s>",
+  "<|im_start|>",
+  "<|im_end|>",  # 258, the tokenizer's eos
+  "</s>",  # 259, that of config.json
+  "<|eot|>",  # 260, that of generation_config.json
+  "<pad>",
+)
+_TINY_TEMPLATE = (
+  "{% for m in messages %}<|im_start|>{{ m['role'][0] }}{{ m['content'] }}"
+  "<|im_end|>{% endfor %}"
+  "{% if add_generation_prompt %}<|im_start|>a{% endif %}"
+)
+
+
+def _tiny_tokenizer(folder: pathlib.Path) -> None:
+  """One token a byte, ids in the order of the byte alphabet, then special."""
+  alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+  backend = tokenizers.Tokenizer(
+    tokenizers.models.BPE({text: i for i, text in enumerate(alphabet)}, [])
+  )
+  backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
+    add_prefix_space=False
+  )
+  backend.decoder = tokenizers.decoders.ByteLevel()
+  backend.add_special_tokens(list(_TINY_SPECIAL))
+  backend.save(str(folder / "tokenizer.json"))
+  settings = {"eos_token": "<|im_end|>", "chat_template": _TINY_TEMPLATE}
+  (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def _tiny_weights(config: dict[str, int]) -> dict[str, np.ndarray]:
+  width, wide = config["hidden_size"], config["intermediate_size"]
+  queries = config["num_attention_heads"] * config["head_dim"]
+  keys = config["num_key_value_heads"] * config["head_dim"]
+  rng = np.random.default_rng(0)
+
+  def normal(*shape: int, scale: float = 1.0) -> np.ndarray:
+    return scale * rng.standard_normal(shape, np.float32)
+
+  def matrix(outputs: int, inputs: int) -> np.ndarray:
+    return normal(outputs, inputs, scale=1.5 * inputs**-0.5)
+
+  weights = {
+    "model.embed_tokens.weight": normal(config["vocab_size"], width, scale=0.5),
+    "model.norm.weight": 1 + normal(width, scale=0.1),
+  }
+  for i in range(config["num_hidden_layers"]):
+    layer = f"model.layers.{i}."
+    weights |= {
+      layer + "input_layernorm.weight": 1 + normal(width, scale=0.1),
+      layer + "post_attention_layernorm.weight": 1 + normal(width, scale=0.1),
+      layer + "self_attn.q_proj.weight": matrix(queries, width),
+      layer + "self_attn.k_proj.weight": matrix(keys, width),
+      layer + "self_attn.v_proj.weight": matrix(keys, width),
+      layer + "self_attn.o_proj.weight": matrix(width, queries),
+      layer + "mlp.gate_proj.weight": matrix(wide, width),
+      layer + "mlp.up_proj.weight": matrix(wide, width),
+      layer + "mlp.down_proj.weight": matrix(width, wide),
+    }
+  return weights
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+  """A Hugging Face folder: a random two-layer llama, one token a byte.
+
+  262 tokens, of which 256 are bytes; 258, 259 and 260 end a text, each by
+  another file's word.
+  """
+  folder = tmp_path_factory.mktemp("tiny")
+  config = {
+    "vocab_size": 256 + len(_TINY_SPECIAL),
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+  }
+  more = {
+    "model_type": "llama",
+    "tie_word_embeddings": True,
+    "eos_token_id": 259,
+  }
+  (folder / "config.json").write_text(json.dumps({**config, **more}))
+  (folder / "generation_config.json").write_text('{"eos_token_id": [260, 259]}')
+  _tiny_tokenizer(folder)
+  safetensors.numpy.save_file(
+    _tiny_weights(config), folder / "model.safetensors"
+  )
+  return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_heads(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+  """Two Medusa heads for `tiny_folder` that share its output matrix.
+
+  Their blocks are almost the identity: they guess that the token to come is
+  there twice more, which a random model's greedy text often bears out.
+  """
+  checkpoints = pytest.importorskip("ldjax.checkpoints")
+  models = pytest.importorskip("ldjax.models")
+  folder = tmp_path_factory.mktemp("heads") / "tiny-heads"
+  config = models.MedusaConfig(
+    num_heads=2,
+    num_layers=1,
+    hidden_size=24,
+    vocab_size=262,
+    shared_output=True,
+  )
+  rng = np.random.default_rng(1)
+
+  def head() -> dict[str, dict[int, dict[str, np.ndarray]]]:
+    weight = 0.01 * rng.standard_normal((24, 24), np.float32)
+    return {"blocks": {0: {"weight": weight, "bias": np.zeros(24, "f4")}}}
+
+  checkpoints.write_medusa(folder, config, {"heads": {0: head(), 1: head()}})
+  return folder
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_folder: pathlib.Path):
+  """`tiny_folder` loaded with every default, so with the n-gram draft."""
+  return pytest.importorskip("ldjax").load(tiny_folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_plain(tiny):
+  """The same model without a draft."""
+  return pytest.importorskip("ldjax").with_draft(tiny, "none")
+
+
+@pytest.fixture(scope="session")
+def tiny_medusa(tiny, tiny_heads: pathlib.Path):
+  """The same model with `tiny_heads` and a tree of seven nodes."""
+  ldjax = pytest.importorskip("ldjax")
+  return ldjax.with_draft(tiny, tiny_heads, "1,2,2")
+
+
+@functools.lru_cache(maxsize=32)
+def _scripted_target(
+  shift: bool, broken_width: int | None, broken_from: int
+) -> Any:
+  jnp = jax.numpy
+  from ldjax import decoding
+
+  def forward(params, tokens, positions, parents, view):
+    del params, parents, view
+    batch, width = tokens.shape
+    token = (tokens + positions) % 262 if shift else tokens
+    hidden = token.astype(jnp.float32)[..., None]
+    if width == broken_width:
+      hidden = hidden.at[:, broken_from:].set(jnp.nan)
+    block = jnp.zeros((batch, width, 1, 4), jnp.float32)
+    return decoding.TargetOutput(hidden, hidden, (block,))
+
+  def score(params, hidden):
+    token = hidden[..., 0]
+    rows = params[jnp.nan_to_num(token).astype(jnp.int32)]
+    broken = jnp.isnan(token)[..., None]
+    return decoding.Scores(jnp.where(broken, jnp.nan, rows))
+
+  return decoding.TargetFn(forward, score)
+
+
+def _scripted(
+  base: Any,
+  logits: np.ndarray,
+  *,
+  shift: bool = False,
+  broken_width: int | None = None,
+  broken_from: int = 0,
+  draft: str = "ngram",
+  max_len: int = 64,
+  page_size: int = 4,
+  num_pages: int | None = None,
+) -> Any:
+  from ldjax import assemble, decoding
+
+  config = dataclasses.replace(
+    base.config, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=2
+  )
+  target = _scripted_target(shift, broken_width, broken_from)
+  init_cache = assemble.cache_factory(
+    config, max_len=max_len, page_size=page_size, num_pages=num_pages
+  )
+  fn = decoding.ngram(3) if draft == "ngram" else decoding.root_only()
+  build = functools.partial(
+    decoding.speculative, target, init_cache=init_cache, max_len=max_len
+  )
+  return dataclasses.replace(
+    base,
+    config=config,
+    target=target,
+    draft=fn,
+    draft_name=draft,
+    params=decoding.DecoderParams(jax.numpy.asarray(logits, "float32")),
+    decoder=build(fn),
+    fallback=build(decoding.root_only(fn)),
+    init_cache=init_cache,
+    max_len=max_len,
+    page_size=page_size,
+    num_pages=num_pages,
+  )
+
+
+@pytest.fixture(scope="session")
+def scripted(tiny):
+  """Makes models whose logits after token t are row t of a matrix [V, V].
+
+  The logits are data, so that models of equal sizes share what was compiled.
+  With `shift` the row is that of (t + position) mod V. A forward over exactly
+  `broken_width` tokens has NaN in the nodes from `broken_from` on.
+  """
+  return functools.partial(_scripted, tiny)
+
+
+@pytest.fixture(scope="session")
+def bigram():
+  """Makes logits [262, 262] with a clear winner after each token.
+
+  `bigram({a: b})` says b after a; after any other token t comes 7 t + 3.
+  """
+
+  def make(after: dict[int, int] | None = None) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    logits = rng.standard_normal((262, 262), np.float32)
+    token = np.arange(262)
+    following = (7 * token + 3) % 256
+    for one, other in (after or {}).items():
+      following[one] = other
+    logits[token, following] = 9
+    return logits
+
+  return make

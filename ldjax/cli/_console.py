@@ -20,7 +20,7 @@ def say(line: str) -> None:
 
 def keep_compilations() -> None:
   """Turns on JAX's persistent compilation cache, unless it is set already."""
-  if jax.config.read("jax_compilation_cache_dir") is None:
+  if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     jax.config.update(
       "jax_compilation_cache_dir", os.path.join(base, "ldjax", "xla")
@@ -48,7 +48,11 @@ def load(
 ) -> assemble.LanguageModel:
   """Loads a model with a spinner that says what goes on."""
   keep_compilations()
-  with console.status(f"Loading {model}"):
+  with console.status(f"Loading {model}") as status:
     return assemble.load(
-      model, draft=draft, tree=tree, max_len=max_len, progress=say
+      model,
+      draft=draft,
+      tree=tree,
+      max_len=max_len,
+      progress=lambda line: status.update(f"Loading {model}: {line}"),
     )

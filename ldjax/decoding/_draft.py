@@ -42,7 +42,6 @@ def _chain_parents(batch: int, size: int) -> Array:
   return jnp.broadcast_to(parents[None], (batch, size))
 
 
-@functools.lru_cache(maxsize=64)
 def root_only(draft: _base.DraftFn | None = None) -> _base.DraftFn:
   """A draft that proposes nothing, so that a round is one plain step.
 
@@ -54,6 +53,11 @@ def root_only(draft: _base.DraftFn | None = None) -> _base.DraftFn:
     >>> root_only().size
     1
   """
+  return _root_only(draft)
+
+
+@functools.lru_cache(maxsize=64)
+def _root_only(draft: _base.DraftFn | None) -> _base.DraftFn:
 
   def propose(draft_params, draft_state, context):
     del draft_params
@@ -68,7 +72,6 @@ def root_only(draft: _base.DraftFn | None = None) -> _base.DraftFn:
   return draft._replace(propose=propose, size=1, depth=0)
 
 
-@functools.lru_cache(maxsize=64)
 def ngram(depth: int = 3, max_match: int = 4) -> _base.DraftFn:
   """Drafts what followed the longest, then latest, repeat of the text's end.
 
@@ -98,7 +101,11 @@ def ngram(depth: int = 3, max_match: int = 4) -> _base.DraftFn:
   for name, value in (("depth", depth), ("max_match", max_match)):
     if value < 1:
       raise ValueError(f"{name} is {value}; it must be at least 1")
+  return _ngram(depth, max_match)
 
+
+@functools.lru_cache(maxsize=64)
+def _ngram(depth: int, max_match: int) -> _base.DraftFn:
   def continuation(tokens, length):
     place = jnp.arange(tokens.shape[0], dtype=jnp.int32)
     matching = place < length - 1
@@ -157,7 +164,6 @@ def last_observed(observation: _base.Observation, previous: Array) -> Array:
   return previous.at[rows].set(newest.astype(previous.dtype), mode="drop")
 
 
-@functools.lru_cache(maxsize=64)
 def medusa(heads: Heads, tree: _tree.TokenTree) -> _base.DraftFn:
   """Fills a static tree with the best guesses of independent heads.
 
@@ -192,6 +198,11 @@ def medusa(heads: Heads, tree: _tree.TokenTree) -> _base.DraftFn:
     raise ValueError(
       f"the tree ranks {widest} tokens but the heads know {heads.vocab_size}"
     )
+  return _medusa(heads, tree, widest)
+
+
+@functools.lru_cache(maxsize=64)
+def _medusa(heads: Heads, tree: _tree.TokenTree, widest: int) -> _base.DraftFn:
   # Node i > 0 takes guess `ranks[i]` of head `depths[i] - 1`.
   head = tuple(depth - 1 for depth in tree.depths[1:])
 

@@ -109,7 +109,7 @@ def _settle(
       ),
     )
     finite = jnp.where(active, walk.finite | ~emits, state.finite[rows])
-    needs_pages = active & ~ok
+    needs_pages = jnp.where(active, ~ok, state.needs_pages[rows])
     state = dataclasses.replace(
       state,
       cache=cache,

@@ -27,10 +27,15 @@ def admit(
 ) -> DecodeState:
   """Puts a prompt into a free row, to be read by `prefill`."""
   capacity = state.tokens.shape[1]
-  limit = jnp.minimum(prompt_length + max_new_tokens, capacity)
+  width = min(prompt.shape[0], capacity)
+  # A length that cannot be read ends the row at once, with nothing emitted.
+  readable = (prompt_length >= 1) & (prompt_length <= width)
+  prompt_length = jnp.where(readable, prompt_length, 0).astype(jnp.int32)
+  # Not prompt_length + max_new_tokens, which can overflow.
+  room = jnp.clip(max_new_tokens, 0, capacity - prompt_length)
+  limit = prompt_length + jnp.where(readable, room, 0)
   at = jnp.arange(capacity, dtype=jnp.int32) < prompt_length
   tokens = jnp.zeros((capacity,), jnp.int32)
-  width = min(prompt.shape[0], capacity)
   tokens = jnp.where(at, tokens.at[:width].set(prompt[:width]), 0)
   status = jnp.where(
     limit > prompt_length, Status.PREFILLING, Status.LENGTH

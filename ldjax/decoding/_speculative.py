@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from ldjax import _base, typing
@@ -15,25 +16,42 @@ from ldjax.decoding import _draft, _round, _rows, _state
 Array = typing.Array
 
 
-def _check_prompt(prompt: Array, prompt_length: Array, max_len: int) -> None:
-  """Checks what can be checked before tracing."""
+def _check_prompt(
+  prompt: Array,
+  prompt_length: Any,
+  sampling: sampling_lib.Sampling,
+  max_len: int,
+) -> None:
+  """Checks shapes, and the values that are known before tracing."""
   if prompt.ndim != 2:
     raise ValueError(f"prompt has shape {prompt.shape}; give [B, S]")
+  batch, width = prompt.shape
+  # A row's number out of range would clamp to another row's entry.
+  if jnp.shape(prompt_length) != (batch,):
+    raise ValueError(
+      f"prompt_length has shape {jnp.shape(prompt_length)}; prompt has"
+      f" {batch} rows, so give [{batch}]"
+    )
+  if sampling.temperature.shape != (batch,):
+    raise ValueError(
+      f"sampling has shape {sampling.temperature.shape}; prompt has {batch}"
+      f" rows, so give make_sampling({batch}, ...)"
+    )
   if isinstance(prompt_length, jax.core.Tracer):
     return
-  shortest, longest = int(prompt_length.min()), int(prompt_length.max())
+  lengths = np.asarray(prompt_length)
+  shortest, longest = int(lengths.min()), int(lengths.max())
   if shortest < 1:
     raise ValueError(
       "a prompt is empty; give at least one token, for example the BOS"
     )
-  if longest > min(prompt.shape[1], max_len):
+  if longest > min(width, max_len):
     raise ValueError(
       f"a prompt is {longest} tokens long; the prompt array holds"
-      f" {prompt.shape[1]} and max_len is {max_len}"
+      f" {width} and max_len is {max_len}"
     )
 
 
-@functools.lru_cache(maxsize=64)
 def speculative(
   target: _base.TargetFn,
   draft: _base.DraftFn,
@@ -107,6 +125,17 @@ def speculative(
     if value < 1:
       raise ValueError(f"{name} is {value}; it must be at least 1")
 
+  return _speculative(target, draft, init_cache, max_len, chunk)
+
+
+@functools.lru_cache(maxsize=64)
+def _speculative(
+  target: _base.TargetFn,
+  draft: _base.DraftFn,
+  init_cache: Callable[[int], Any],
+  max_len: int,
+  chunk: int,
+) -> _base.Decoder:
   empty = functools.partial(_rows.empty, draft, init_cache, max_len)
   prefill = functools.partial(_round.prefill, target, draft)
 
@@ -120,17 +149,28 @@ def speculative(
     stop_ids: Any = (),
   ) -> _state.DecodeState:
     prompt = jnp.asarray(prompt, jnp.int32)
+    _check_prompt(prompt, prompt_length, sampling, max_len)
     prompt_length = jnp.asarray(prompt_length, jnp.int32)
-    _check_prompt(prompt, prompt_length, max_len)
     batch, width = prompt.shape
-    if not isinstance(stop_ids, jax.Array):
-      stop_ids = jnp.asarray(_state.stop_ids_row(stop_ids))
-    stop_ids = jnp.broadcast_to(
-      stop_ids.reshape(-1, _state.MAX_STOP_IDS), (batch, _state.MAX_STOP_IDS)
-    )
-    limits = jnp.broadcast_to(
-      jnp.asarray(max_new_tokens, jnp.int32).reshape(-1), (batch,)
-    )
+    wanted = (batch, _state.MAX_STOP_IDS)
+    if np.shape(stop_ids)[-1:] != wanted[1:] and not isinstance(
+      stop_ids, jax.Array
+    ):
+      stop_ids = _state.stop_ids_row(stop_ids)
+    stop_ids = jnp.asarray(stop_ids, jnp.int32)
+    if stop_ids.shape not in (wanted, wanted[1:]):
+      raise ValueError(
+        f"stop_ids has shape {stop_ids.shape}; give a set of ids, or an array"
+        f" {list(wanted)} with stop_ids_row(...) in each row"
+      )
+    stop_ids = jnp.broadcast_to(stop_ids.reshape(-1, wanted[1]), wanted)
+    limits = jnp.asarray(max_new_tokens, jnp.int32)
+    if limits.shape not in ((), (1,), (batch,)):
+      raise ValueError(
+        f"max_new_tokens has shape {limits.shape}; give one number, or"
+        f" [{batch}]"
+      )
+    limits = jnp.broadcast_to(limits.reshape(-1), (batch,))
     state = empty(params, batch)
 
     def admit_row(row, state):

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from flax import nnx
 
 from ldjax import _base, pallas_kernels, typing
@@ -137,8 +138,13 @@ class Transformer(nnx.Module):
       `TargetOutput`; its hidden states are normed.
     """
     x = self.embed_tokens(tokens)
-    angles = _layers.rotary_angles(self.config, positions)
-    mask = pallas_kernels.ancestor_mask(parents)
+    # Computed once: left to itself XLA fuses the sines into every layer.
+    angles, mask = lax.optimization_barrier(
+      (
+        _layers.rotary_angles(self.config, positions),
+        pallas_kernels.ancestor_mask(parents),
+      )
+    )
     entering = []
     block_kv = []
     for index, layer in enumerate(self.layers):

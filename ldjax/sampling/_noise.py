@@ -5,6 +5,7 @@ text equal to plain text at any temperature.
 """
 
 import operator
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -85,6 +86,43 @@ def gumbel(key: Array, position: Array, vocab_size: int) -> Array:
   return -jnp.log(-jnp.log1p(-uniform))
 
 
+def _seed_words(seed: int | Array) -> Array | np.ndarray:
+  """The two words that `jax.random.key(seed)` holds, without its truncation."""
+  if isinstance(seed, jax.Array) and jnp.issubdtype(
+    seed.dtype, jax.dtypes.prng_key
+  ):
+    words = jax.random.key_data(seed)
+    if words.shape != (2,):
+      raise ValueError(
+        f"seed is a key of shape {seed.shape} with {words.shape[-1]} words;"
+        " give one threefry key, as jax.random.key(0) makes it"
+      )
+    return words
+  number = operator.index(seed)
+  if not 0 <= number < 2**64:
+    raise ValueError(f"seed is {number}; it must be in [0, 2**64)")
+  return np.array([number >> 32, number & 0xFFFFFFFF], dtype=np.uint32)
+
+
+def sequence_keys(seeds: Sequence[int | Array], sample: int = 0) -> Array:
+  """`sequence_key` of each seed, hashed in one go: [B, 2] uint32."""
+  if not seeds:
+    return jnp.zeros((0, 2), jnp.uint32)
+  words = [_seed_words(seed) for seed in seeds]
+  if all(isinstance(word, np.ndarray) for word in words):
+    array = jnp.asarray(np.stack(words))
+  else:
+    array = jnp.stack([jnp.asarray(word) for word in words])
+  shape = array.shape[:1]
+  one, two = threefry2x32(
+    array[:, 0],
+    array[:, 1],
+    jnp.full(shape, 0xFFFFFFFF, jnp.uint32),
+    jnp.full(shape, sample, jnp.uint32),
+  )
+  return jnp.stack([one, two], axis=1)
+
+
 def sequence_key(seed: int | Array, sample: int = 0) -> Array:
   """The key of one sequence, from its seed and its sample index.
 
@@ -102,24 +140,4 @@ def sequence_key(seed: int | Array, sample: int = 0) -> Array:
     >>> bool((sequence_key(1) == sequence_key(1, sample=1)).all())
     False
   """
-  if isinstance(seed, jax.Array) and jnp.issubdtype(
-    seed.dtype, jax.dtypes.prng_key
-  ):
-    words = jax.random.key_data(seed)
-    if words.shape != (2,):
-      raise ValueError(
-        f"seed is a key of shape {seed.shape} with {words.shape[-1]} words;"
-        " give one threefry key, as jax.random.key(0) makes it"
-      )
-  else:
-    number = operator.index(seed)
-    if not 0 <= number < 2**64:
-      raise ValueError(f"seed is {number}; it must be in [0, 2**64)")
-    # The two words that jax.random.key(number) holds, without its truncation.
-    words = jnp.asarray(
-      np.array([number >> 32, number & 0xFFFFFFFF], dtype=np.uint32)
-    )
-  one, two = threefry2x32(
-    words[0], words[1], jnp.uint32(0xFFFFFFFF), jnp.uint32(sample)
-  )
-  return jnp.stack([one, two])
+  return sequence_keys([seed], sample)[0]

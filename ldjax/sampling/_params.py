@@ -110,10 +110,9 @@ def make_sampling(
   top_ks = [_top_k(x) for x in _spread("top_k", top_k, batch)]
   top_ps = [_top_p(x) for x in _spread("top_p", top_p, batch)]
   seeds: Any = _spread("seed", seed, batch)
-  keys = [_noise.sequence_key(x) for x in seeds]
   return Sampling(
     temperature=jnp.asarray(np.array(temperatures, np.float32)),
     top_k=jnp.asarray(np.array(top_ks, np.int32)),
     top_p=jnp.asarray(np.array(top_ps, np.float32)),
-    key=jnp.stack(keys) if keys else jnp.zeros((0, 2), jnp.uint32),
+    key=_noise.sequence_keys(seeds),
   )

@@ -72,6 +72,29 @@ def tiny_model(
     >>> tiny_model().config.vocab_size
     31
   """
+  return _tiny_model(
+    seed,
+    vocab_size,
+    max_len,
+    page_size,
+    num_pages,
+    dtype,
+    cache_dtype,
+    feature_layers,
+  )
+
+
+@functools.lru_cache(maxsize=64)
+def _tiny_model(
+  seed: int,
+  vocab_size: int,
+  max_len: int,
+  page_size: int | None,
+  num_pages: int | None,
+  dtype: str,
+  cache_dtype: str,
+  feature_layers: tuple[int, ...],
+) -> TinyModel:
   config = models.TransformerConfig(
     vocab_size=vocab_size,
     hidden_size=24,
@@ -132,7 +155,6 @@ def _scripted(depth: int) -> decoding.DraftFn:
   )
 
 
-@functools.lru_cache(maxsize=32)
 def random_tree_draft(
   size: int, depth: int, vocab_size: int
 ) -> decoding.DraftFn:
@@ -150,7 +172,11 @@ def random_tree_draft(
     >>> random_tree_draft(6, 3, 31).depth
     3
   """
+  return _random_tree(size, depth, vocab_size)
 
+
+@functools.lru_cache(maxsize=32)
+def _random_tree(size: int, depth: int, vocab_size: int) -> decoding.DraftFn:
   def one(key):
     def grow(i, carry):
       parents, depths = carry

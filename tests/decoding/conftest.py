@@ -17,7 +17,6 @@ import pytest
 from ldjax import decoding, memory, pallas_kernels, sampling
 
 V = 31
-MAX_LEN = 40
 WIDTH = 9  # of prompts, so that one program serves all of them
 
 
@@ -97,16 +96,20 @@ class Programs(NamedTuple):
   release: Any
 
 
-@functools.lru_cache
+@functools.cache
 def _programs(decoder):
+  # Compile time is what these tests cost: this halves it.
+  jit = functools.partial(
+    jax.jit, compiler_options={"xla_backend_optimization_level": 0}
+  )
   return Programs(
-    init=jax.jit(decoder.init),
-    step=jax.jit(decoder.step),
-    empty=jax.jit(decoder.empty, static_argnums=1),
-    admit=jax.jit(decoder.admit),
-    prefill=jax.jit(decoder.prefill, static_argnums=3),
-    preempt=jax.jit(decoder.preempt),
-    release=jax.jit(decoder.release),
+    init=jit(decoder.init),
+    step=jit(decoder.step),
+    empty=jit(decoder.empty, static_argnums=1),
+    admit=jit(decoder.admit),
+    prefill=jit(decoder.prefill, static_argnums=3),
+    preempt=jit(decoder.preempt),
+    release=jit(decoder.release),
   )
 
 
@@ -114,33 +117,39 @@ class Toy:
   """The target, its caches, its compiled programs and its oracle."""
 
   V = V
-  max_len = MAX_LEN
   width = WIDTH
   target = decoding.TargetFn(_forward, _score)
   prompts = ((1, 2, 3), (4, 5, 6, 7, 8, 9, 10, 11, 12), (30, 0), (0, 0, 0, 5))
 
+  def __init__(self, max_len=40):
+    self.max_len = max_len
+
+  def long(self):
+    """The same with room for fifty rounds of seven tokens."""
+    return Toy(364)
+
   def params(self, draft=(), *, force=None, salt=0, scale=None, when_wide=0.0):
-    text = np.full((MAX_LEN + 1,), -1, np.int32)
+    forced = np.full((self.max_len + 1,), -1, np.int32)
     for position, token in (force or {}).items():
-      text[position] = token
+      forced[position] = token
     target = {
       # Logits from 0 to 6.
       "scale": jnp.float32(6 / (997 * V) if scale is None else scale),
       "salt": jnp.uint32(salt),
-      "force": jnp.asarray(text),
+      "force": jnp.asarray(forced),
       "when_wide": jnp.float32(when_wide),
     }
     return decoding.DecoderParams(target, draft)
 
-  def init_cache(self, page_size=4, num_pages=None, max_len=MAX_LEN):
-    return _cache(page_size, num_pages, max_len)
+  def init_cache(self, page_size=4, num_pages=None, max_len=None):
+    return _cache(page_size, num_pages, max_len or self.max_len)
 
   def decoder(self, draft=None, *, chunk=4, **cache):
     return decoding.speculative(
       self.target,
       decoding.root_only() if draft is None else draft,
       self.init_cache(**cache),
-      max_len=MAX_LEN,
+      max_len=self.max_len,
       chunk=chunk,
     )
 
@@ -214,9 +223,9 @@ class Toy:
 
   def script(self, texts, prompts=prompts, shift=0):
     """Parameters of `testing.scripted_draft` that play `texts`."""
-    script = np.zeros((len(prompts), MAX_LEN), np.int32)
+    script = np.zeros((len(prompts), self.max_len), np.int32)
     for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
-      whole = [*prompt, *text][:MAX_LEN]
+      whole = [*prompt, *text][: self.max_len]
       script[row, : len(whole)] = [(t + shift) % V for t in whole]
     return jnp.asarray(script)
 

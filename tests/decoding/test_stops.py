@@ -123,6 +123,7 @@ def test_end_of_the_cache(toy, plain, wide, greedy, limit):
     assert int(state.length.max()) <= toy.max_len
 
 
+@pytest.mark.slow
 def test_cache_of_one_position_less(toy, greedy):
   # The last token's key is never committed, so 39 positions hold 40 tokens.
   decoder = toy.decoder(testing.scripted_draft(K), page_size=3, max_len=39)
@@ -171,8 +172,8 @@ def test_finished_rows_stay_as_they_are(toy, wide, greedy):
   for name in ("tokens", "length", "status", "rounds", "finite", "limit"):
     np.testing.assert_array_equal(getattr(after, name), getattr(end, name))
   for one, two in zip(
-    after.cache.pages + (after.cache.length, after.cache.block_table),
-    end.cache.pages + (end.cache.length, end.cache.block_table),
+    (*after.cache.pages, after.cache.length, after.cache.block_table),
+    (*end.cache.pages, end.cache.length, end.cache.block_table),
     strict=True,
   ):
     np.testing.assert_array_equal(one, two)
@@ -182,7 +183,9 @@ def test_finished_rows_stay_as_they_are(toy, wide, greedy):
 
 def test_stop_ids_row_errors():
   assert decoding.stop_ids_row(range(16)).tolist() == list(range(16))
-  with pytest.raises(ValueError, match="17 stop ids; a row can have at most 16"):
+  with pytest.raises(
+    ValueError, match="17 stop ids; a row can have at most 16"
+  ):
     decoding.stop_ids_row(range(17))
   with pytest.raises(ValueError, match="-2 is negative"):
     decoding.stop_ids_row([4, -2])

@@ -1,6 +1,7 @@
 """Trees whose shape and content are data: what may never be accepted."""
 
 import functools
+import itertools
 
 import hypothesis
 import hypothesis.strategies as st
@@ -181,7 +182,7 @@ def test_same_text_as_plain(toy, decoder, what, fill, per_round, seed):
   for path, count in zip(
     rounds.path.reshape(-1, 4), rounds.count.reshape(-1), strict=True
   ):
-    for above, below in zip(path[: count - 1], path[1:count], strict=False):
+    for above, below in itertools.pairwise(path[:count]):
       assert RAGGED[below] == above
 
 

@@ -45,9 +45,11 @@ def test_threefry_known_answers(key, counter, want):
   assert tuple(int(x) for x in got) == want
 
 
-@jax.jit
+_noise_of_size = jax.jit(sampling.gumbel, static_argnums=2)
+
+
 def _noise_of(key, position):
-  return sampling.gumbel(key, position, 101)
+  return _noise_of_size(key, position, 101)
 
 
 def test_noise_by_hand():
@@ -90,8 +92,8 @@ def test_noise_is_a_function_of_key_position_and_id_alone():
   np.testing.assert_array_equal(
     _noise_of(keys[order], positions[order]), batch[order]
   )
-  for size in (1, 2, 53, 211):
-    other = np.asarray(sampling.gumbel(keys, positions, size))
+  for size in (1, 53, 211):
+    other = np.asarray(_noise_of_size(keys, positions, size))
     shared = min(size, 101)
     np.testing.assert_array_equal(other[:, :shared], batch[:, :shared])
   assert not np.intersect1d(batch[0], batch[1]).size  # another key

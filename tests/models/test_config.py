@@ -1,0 +1,122 @@
+"""Refused shapes, and rotary frequencies against published values."""
+
+import dataclasses
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ldjax import models
+from ldjax.models import _layers
+
+_CONFIG = models.TransformerConfig(
+  vocab_size=37,
+  hidden_size=22,
+  intermediate_size=41,
+  num_layers=2,
+  num_heads=6,
+  num_kv_heads=2,
+  head_dim=6,
+  max_position_embeddings=64,
+)
+
+
+@pytest.mark.parametrize(
+  "field",
+  [
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "max_position_embeddings",
+  ],
+)
+def test_sizes_below_one(field):
+  for value in (0, -3):
+    with pytest.raises(ValueError, match=f"{field} is {value}; .* at least 1"):
+      dataclasses.replace(_CONFIG, **{field: value})
+
+
+def test_heads_that_do_not_divide():
+  with pytest.raises(ValueError, match=r"num_heads \(6\) .* \(4\)"):
+    dataclasses.replace(_CONFIG, num_kv_heads=4)
+  with pytest.raises(ValueError, match=r"head_dim is 7; .* even"):
+    dataclasses.replace(_CONFIG, head_dim=7)
+
+
+@pytest.mark.parametrize(
+  ("field", "value", "least"),
+  [("num_heads", 0, 1), ("num_layers", -1, 0), ("hidden_size", 0, 1)],
+)
+def test_heads_of_no_size(field, value, least):
+  sizes = {"num_heads": 2, "num_layers": 1, "hidden_size": 5, "vocab_size": 7}
+  with pytest.raises(ValueError, match=f"{field} is {value}; .* {least}"):
+    models.MedusaConfig(**{**sizes, field: value})
+
+
+def test_equal_shapes_are_one_key():
+  same = dataclasses.replace(_CONFIG)
+  assert same == _CONFIG
+  assert hash(same) == hash(_CONFIG)
+  assert dataclasses.replace(_CONFIG, rope_theta=5.0) != _CONFIG
+
+
+def _llama(head_dim, factor):
+  return dataclasses.replace(
+    _CONFIG,
+    head_dim=head_dim,
+    rope_theta=500000.0,
+    rope_scaling=models.RopeScaling(
+      factor=factor,
+      low_freq_factor=1.0,
+      high_freq_factor=4.0,
+      original_max_position_embeddings=8192,
+    ),
+  )
+
+
+def test_frequencies_of_llama_3():
+  # Llama-3.1-8B and Llama-3.2-1B; values of the published formula.
+  large = models.rotary_frequencies(_llama(128, 8.0))
+  assert len(large) == 64
+  np.testing.assert_allclose(
+    large[28:31], [3.21144599e-3, 2.16657076e-3, 1.37189357e-3], rtol=1e-8
+  )
+  # Short waves stay, long ones stretch by the whole factor.
+  assert large[0] == 1.0
+  np.testing.assert_allclose(large[20], 500000 ** (-20 / 64), rtol=1e-12)
+  np.testing.assert_allclose(large[63], 500000 ** (-63 / 64) / 8, rtol=1e-12)
+  small = models.rotary_frequencies(_llama(64, 32.0))
+  assert len(small) == 32
+  np.testing.assert_allclose(small[15], 1.29054793e-3, rtol=1e-8)
+  np.testing.assert_allclose(small[31], 500000 ** (-31 / 32) / 32, rtol=1e-12)
+
+
+def test_angles_are_exact_at_any_position():
+  config = dataclasses.replace(_CONFIG, head_dim=16)
+  positions = np.array(
+    [[0, 1, 255, 256, 257], [1001, 4099, 8191, 32749, 2**17]]
+  )
+  cos, sin = _layers.rotary_angles(config, jnp.asarray(positions))
+  angle = positions[..., None] * 10000.0 ** (-np.arange(8) / 8)
+  # An angle is two fp32 roundings away, 2^-23 of its size, which is the
+  # position's for the fastest pair; sines are as good as their angles.
+  tolerance = 2.0**-23 * np.maximum(np.abs(angle), 1)
+  assert cos.dtype == jnp.float32
+  assert (np.abs(cos - np.cos(angle)) <= tolerance).all()
+  assert (np.abs(sin - np.sin(angle)) <= tolerance).all()
+
+
+def test_a_turn_by_hand():
+  x = jnp.array([[[[1.0, 2.0, 3.0, 4.0]]]])
+  cos = jnp.array([[[0.0, math.cos(math.pi / 6)]]])
+  sin = jnp.array([[[1.0, math.sin(math.pi / 6)]]])
+  half, root = 0.5, math.sqrt(3) / 2
+  want = [-3.0, 2 * root - 4 * half, 1.0, 4 * root + 2 * half]
+  np.testing.assert_allclose(
+    _layers.rotate(x, cos, sin)[0, 0, 0], want, rtol=0, atol=1e-6
+  )

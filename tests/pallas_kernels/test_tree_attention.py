@@ -1,0 +1,149 @@
+"""The ancestor mask by walking up, and tree attention by one dense softmax."""
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from ldjax import pallas_kernels
+
+_mask = jax.jit(pallas_kernels.ancestor_mask)
+_attention = jax.jit(pallas_kernels.tree_attention, static_argnames="scale")
+
+
+def _walk(parents):
+  mask = np.zeros((len(parents), len(parents)), bool)
+  for node in range(len(parents)):
+    above = node
+    while above >= 0:
+      mask[node, above] = True
+      above = parents[above]
+  return mask
+
+
+@st.composite
+def _trees(draw):
+  size = draw(st.sampled_from([1, 2, 5, 16, 17]))
+  kind = draw(st.sampled_from(["any", "chain", "star"]))
+  if kind == "chain":  # the deepest there is
+    return list(range(-1, size - 1))
+  if kind == "star":
+    return [-1] + [0] * (size - 1)
+  return [-1] + [draw(st.integers(0, i - 1)) for i in range(1, size)]
+
+
+@hypothesis.given(_trees())
+def test_mask_is_ancestor_or_self(parents):
+  got = np.asarray(_mask(jnp.asarray(np.array([parents], np.int32))))[0]
+  np.testing.assert_array_equal(got, _walk(parents))
+  # sglang-jax#1188: the root saw the other nodes.
+  assert got[0].tolist() == [True] + [False] * (len(parents) - 1)
+
+
+def test_rows_have_trees_of_their_own():
+  rng = np.random.default_rng(0)
+  trees = np.array(
+    [[-1] + [rng.integers(0, i) for i in range(1, 11)] for _ in range(5)],
+    np.int32,
+  )
+  got = _mask(trees)
+  np.testing.assert_array_equal(got, [_walk(tree) for tree in trees])
+
+
+def test_several_roots():
+  assert pallas_kernels.ancestor_mask(jnp.array([[-1, -1, 0, 1]])).tolist() == [
+    _walk([-1, -1, 0, 1]).tolist()
+  ]
+
+
+def _dense(query, block_kv, pages, table, length, mask, scale):
+  """Prefix and ancestors in one float64 softmax."""
+  query, block_kv, pages = (
+    np.asarray(x).astype(np.float64) for x in (query, block_kv, pages)
+  )
+  rows, nodes, heads, head_dim = query.shape
+  kv_heads, page_size = pages.shape[1:3]
+  out = np.zeros(query.shape)
+  for row in range(rows):
+    prefix = [
+      pages[table[row, s // page_size], :, s % page_size]
+      for s in range(int(length[row]))
+    ]
+    for node in range(nodes):
+      seen = [block_kv[row, i] for i in range(nodes) if mask[row, node, i]]
+      entries = np.stack(prefix + seen)
+      for head in range(heads):
+        mine = entries[:, head // (heads // kv_heads)]
+        scores = scale * mine[:, :head_dim] @ query[row, node, head]
+        weights = np.exp(scores - scores.max())
+        out[row, node, head] = weights / weights.sum() @ mine[:, head_dim:]
+  return out
+
+
+@pytest.mark.parametrize(
+  ("heads", "kv_heads", "head_dim", "dtype", "cache_dtype", "tolerance"),
+  [
+    # See test_prefix_attention for the tolerances.
+    (3, 1, 6, "float32", "float32", 1e-5),
+    (2, 2, 10, "float32", "bfloat16", 1e-5),
+    (8, 1, 6, "bfloat16", "bfloat16", 2.0**-5),
+    (6, 2, 6, "float16", "float32", 2.0**-8),
+  ],
+)
+def test_equals_one_dense_softmax(
+  heads, kv_heads, head_dim, dtype, cache_dtype, tolerance
+):
+  rng = np.random.default_rng(1)
+  lengths = np.array([0, 1, 7, 13], np.int32)
+  rows, nodes, page_size = len(lengths), 11, 4
+
+  def normal(*shape, kind):
+    array = rng.normal(size=shape).astype(np.float32)
+    return jnp.asarray(array).astype(kind)
+
+  query = normal(rows, nodes, heads, head_dim, kind=dtype)
+  block_kv = normal(rows, nodes, kv_heads, 2 * head_dim, kind=cache_dtype)
+  pages = np.full((17, kv_heads, page_size, 2 * head_dim), np.nan, np.float32)
+  table = np.full((rows, 5), 17, np.int32)
+  order = rng.permutation(17)[:16].reshape(rows, 4)
+  for row, length in enumerate(lengths):
+    live = -(-length // page_size)
+    table[row, :live] = order[row, :live]
+    for s in range(length):
+      pages[table[row, s // page_size], :, s % page_size] = rng.normal(
+        size=(kv_heads, 2 * head_dim)
+      )
+  pages = jnp.asarray(pages).astype(cache_dtype)
+  trees = np.array(
+    [[-1] + [rng.integers(0, i) for i in range(1, nodes)] for _ in range(rows)],
+    np.int32,
+  )
+  mask = np.stack([_walk(tree) for tree in trees])
+  problem = (query, block_kv, pages, table, lengths, mask)
+  got = _attention(*problem, scale=0.5)
+  assert got.dtype == dtype
+  np.testing.assert_allclose(
+    np.asarray(got).astype(np.float64),
+    _dense(*problem, 0.5),
+    rtol=0,
+    atol=tolerance,
+  )
+
+
+def test_a_node_sees_no_stranger():
+  """Other branches change nothing, not one bit."""
+  rng = np.random.default_rng(2)
+  query = rng.normal(size=(1, 5, 3, 6)).astype(np.float32)
+  block = rng.normal(size=(1, 5, 1, 12)).astype(np.float32)
+  pages = rng.normal(size=(3, 1, 4, 12)).astype(np.float32)
+  parents = np.array([[-1, 0, 0, 1, 2]], np.int32)
+  place = (pages, np.array([[2, 0]], np.int32), np.array([5], np.int32))
+  mask = np.asarray(_mask(parents))
+  want = np.asarray(_attention(query, block, *place, mask, scale=0.4))
+  for node in range(5):
+    other = block.copy()
+    other[0, ~mask[0, node]] *= -3
+    got = np.asarray(_attention(query, other, *place, mask, scale=0.4))
+    np.testing.assert_array_equal(got[0, node], want[0, node])
