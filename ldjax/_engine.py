@@ -393,6 +393,8 @@ class _Run:
         self.broken = []
       elif self.stalled and not room:
         self._preempt()
+        # If nobody runs now, no row will end and make room: it is there.
+        room = not any(map(_runs, self.rows))
       self.stalled = False
 
 

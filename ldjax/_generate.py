@@ -2,8 +2,11 @@
 
 import dataclasses
 import numbers
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
+
+import numpy as np
 
 from ldjax import _engine, assemble, text, typing
 from ldjax import sampling as sampling_lib
@@ -117,11 +120,8 @@ def _requests(
   settings = sampling_lib.make_sampling(
     len(prompts), temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
   )
-  limits = (
-    [max_new_tokens] * len(prompts)
-    if isinstance(max_new_tokens, numbers.Integral)
-    else list(max_new_tokens)
-  )
+  limits: Any = max_new_tokens
+  limits = list(limits) if np.ndim(limits) else [limits] * len(prompts)
   if len(limits) != len(prompts):
     raise ValueError(
       f"max_new_tokens has {len(limits)} entries for {len(prompts)} prompts"
@@ -130,7 +130,7 @@ def _requests(
     _engine.make_request(
       model,
       encode_prompt(model.tokenizer, prompt, chat),
-      max_new_tokens=limit,
+      max_new_tokens=operator.index(limit),
       sampling=settings,
       row=row,
       stop_ids=(*model.eos_token_ids, *stop_ids),

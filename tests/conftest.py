@@ -219,50 +219,48 @@ def tiny_medusa(tiny, tiny_heads: pathlib.Path):
   return ldjax.with_draft(tiny, tiny_heads, "1,2,2")
 
 
-@functools.lru_cache(maxsize=32)
-def _scripted_target(
-  shift: bool, broken_width: int | None, broken_from: int
-) -> Any:
+def _scripted_forward(params, tokens, positions, parents, view):
+  del parents, view
   jnp = jax.numpy
   from ldjax import decoding
 
-  def forward(params, tokens, positions, parents, view):
-    del params, parents, view
-    batch, width = tokens.shape
-    token = (tokens + positions) % 262 if shift else tokens
-    hidden = token.astype(jnp.float32)[..., None]
-    if width == broken_width:
-      hidden = hidden.at[:, broken_from:].set(jnp.nan)
-    block = jnp.zeros((batch, width, 1, 4), jnp.float32)
-    return decoding.TargetOutput(hidden, hidden, (block,))
+  batch, width = tokens.shape
+  token = (tokens + params["shift"] * positions) % 262
+  hidden = token.astype(jnp.float32)[..., None]
+  if 1 < width < 16:  # a tree, not a chunk of a prompt
+    broken = jnp.arange(width) >= params["broken_from"]
+    hidden = jnp.where(broken[None, :, None], jnp.nan, hidden)
+  block = jnp.zeros((batch, width, 1, 4), jnp.float32)
+  return decoding.TargetOutput(hidden, hidden, (block,))
 
-  def score(params, hidden):
-    token = hidden[..., 0]
-    rows = params[jnp.nan_to_num(token).astype(jnp.int32)]
-    broken = jnp.isnan(token)[..., None]
-    return decoding.Scores(jnp.where(broken, jnp.nan, rows))
 
-  return decoding.TargetFn(forward, score)
+def _scripted_score(params, hidden):
+  jnp = jax.numpy
+  from ldjax import decoding
+
+  token = hidden[..., 0]
+  rows = params["logits"][jnp.nan_to_num(token).astype(jnp.int32)]
+  return decoding.Scores(jnp.where(jnp.isnan(token)[..., None], jnp.nan, rows))
 
 
 def _scripted(
   base: Any,
   logits: np.ndarray,
   *,
-  shift: bool = False,
-  broken_width: int | None = None,
-  broken_from: int = 0,
+  shift: int = 0,
+  broken_from: int = 99,
   draft: str = "ngram",
   max_len: int = 64,
   page_size: int = 4,
   num_pages: int | None = None,
 ) -> Any:
+  jnp = jax.numpy
   from ldjax import assemble, decoding
 
   config = dataclasses.replace(
     base.config, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=2
   )
-  target = _scripted_target(shift, broken_width, broken_from)
+  target = decoding.TargetFn(_scripted_forward, _scripted_score)
   init_cache = assemble.cache_factory(
     config, max_len=max_len, page_size=page_size, num_pages=num_pages
   )
@@ -270,19 +268,25 @@ def _scripted(
   build = functools.partial(
     decoding.speculative, target, init_cache=init_cache, max_len=max_len
   )
+  params = {
+    "logits": jnp.asarray(logits, jnp.float32),
+    "shift": jnp.int32(shift),
+    "broken_from": jnp.int32(broken_from),
+  }
   return dataclasses.replace(
     base,
     config=config,
     target=target,
     draft=fn,
     draft_name=draft,
-    params=decoding.DecoderParams(jax.numpy.asarray(logits, "float32")),
+    params=decoding.DecoderParams(params),
     decoder=build(fn),
     fallback=build(decoding.root_only(fn)),
     init_cache=init_cache,
     max_len=max_len,
     page_size=page_size,
     num_pages=num_pages,
+    prefill_chunks=(64,),
   )
 
 
@@ -290,9 +294,9 @@ def _scripted(
 def scripted(tiny):
   """Makes models whose logits after token t are row t of a matrix [V, V].
 
-  The logits are data, so that models of equal sizes share what was compiled.
-  With `shift` the row is that of (t + position) mod V. A forward over exactly
-  `broken_width` tokens has NaN in the nodes from `broken_from` on.
+  With `shift` the row is that of (t + shift * position) mod V; a forward over a
+  tree has NaN in the nodes from `broken_from` on. All of this is data: models
+  of equal draft and cache sizes share what was compiled.
   """
   return functools.partial(_scripted, tiny)
 

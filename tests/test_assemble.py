@@ -238,7 +238,7 @@ class TestLoad:
   def test_tree_wider_than_the_vocabulary(
     self, weights_untouched, tiny_folder, tiny_heads
   ):
-    with pytest.raises(ValueError, match="ranks 300 tokens .* know 262"):
+    with pytest.raises(ValueError, match=r"ranks 300 tokens .* know 262"):
       ldjax.load(tiny_folder, draft=tiny_heads, tree="1,300")
 
   def test_ngram_trees(self, tiny):

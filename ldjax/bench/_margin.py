@@ -16,6 +16,9 @@ NEAR_TIE = 1e-3
 
 _CHUNK = 64
 
+# Its branches would be compiled anew at every call without jit.
+_warp = jax.jit(sampling_lib.warp)
+
 
 @functools.lru_cache(maxsize=16)
 def _read(target: Any) -> Any:
@@ -97,9 +100,7 @@ def margin(
     )
   )[0]
   perturbed = scores + noise
-  keep = np.isfinite(
-    np.asarray(sampling_lib.warp(jnp.asarray(logits)[None], sampling))[0]
-  )
+  keep = np.isfinite(np.asarray(_warp(jnp.asarray(logits)[None], sampling))[0])
   winner = int(np.argmax(np.where(keep, perturbed, -np.inf)))
   behind = np.maximum(perturbed[winner] - perturbed, 0.0)
   if keep.all():

@@ -26,7 +26,8 @@ def read_prompts(
     ['Hello', 'Hi']
   """
   prompts: list[str] = []
-  lines = pathlib.Path(path).read_text("utf-8").splitlines()
+  # Not splitlines(): JSON lets U+2028 and its like stand in a string.
+  lines = pathlib.Path(path).read_text("utf-8").split("\n")
   for number, line in enumerate(lines, start=1):
     if limit is not None and len(prompts) >= limit:
       break

@@ -82,6 +82,8 @@ def bench(
   """
   with _console.reported_errors():
     texts = bench_lib.read_prompts(prompts, limit)
+    if as_json is not None and not as_json.parent.is_dir():
+      raise FileNotFoundError(f"{as_json}: there is no folder to write it to")
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if bench_lib.BASELINE not in names:
       names.insert(0, bench_lib.BASELINE)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import jax
 import rich.console
+import rich.text
 import typer
 
 from ldjax import assemble
@@ -15,7 +16,8 @@ console = rich.console.Console(stderr=True, highlight=False)
 
 def say(line: str) -> None:
   """Shows a line of progress on stderr."""
-  console.print(f"[dim]{line}[/dim]")
+  # As text: a path or an error may look like markup.
+  console.print(rich.text.Text(line, "dim"), soft_wrap=True)
 
 
 def keep_compilations() -> None:
@@ -36,7 +38,10 @@ def reported_errors() -> Iterator[None]:
     console.print("interrupted")
     raise typer.Exit(130) from None
   except (OSError, ValueError) as error:
-    console.print(f"[bold red]error:[/bold red] {error}", soft_wrap=True)
+    line = " ".join(str(error).splitlines())
+    console.print(
+      rich.text.Text.assemble(("error:", "bold red"), " ", line), soft_wrap=True
+    )
     raise typer.Exit(2) from None
 
 
@@ -48,11 +53,13 @@ def load(
 ) -> assemble.LanguageModel:
   """Loads a model with a spinner that says what goes on."""
   keep_compilations()
-  with console.status(f"Loading {model}") as status:
+  with console.status(rich.text.Text(f"Loading {model}")) as status:
     return assemble.load(
       model,
       draft=draft,
       tree=tree,
       max_len=max_len,
-      progress=lambda line: status.update(f"Loading {model}: {line}"),
+      progress=lambda line: status.update(
+        rich.text.Text(f"Loading {model}: {line}")
+      ),
     )

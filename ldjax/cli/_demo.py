@@ -5,6 +5,7 @@ from typing import Annotated
 import rich.columns
 import rich.console
 import rich.panel
+import rich.text
 import typer
 
 from ldjax import _generate, assemble
@@ -47,7 +48,7 @@ def demo(
       results.append(result)
     panels = [
       rich.panel.Panel(
-        result.text,
+        rich.text.Text(result.text),
         title=title,
         subtitle=f"{result.tokens_per_second:.1f} tokens/s, {result.rounds}"
         " rounds",
@@ -58,7 +59,7 @@ def demo(
       )
     ]
     out = rich.console.Console(highlight=False)
-    out.print(f"[bold]{prompt}[/bold]")
+    out.print(rich.text.Text(prompt, "bold"))
     out.print(rich.columns.Columns(panels))
     one, two = results
     equal = one.tokens == two.tokens

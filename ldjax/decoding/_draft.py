@@ -202,7 +202,7 @@ def medusa(heads: Heads, tree: _tree.TokenTree) -> _base.DraftFn:
 
 
 @functools.lru_cache(maxsize=64)
-def _medusa(heads: Heads, tree: _tree.TokenTree, widest: int) -> _base.DraftFn:
+def _medusa(heads: Any, tree: _tree.TokenTree, widest: int) -> _base.DraftFn:
   # Node i > 0 takes guess `ranks[i]` of head `depths[i] - 1`.
   head = tuple(depth - 1 for depth in tree.depths[1:])
 

@@ -64,7 +64,7 @@ class PagedKVCache:
 
     Args:
       batch: B.
-      max_len: positions that one row can hold at most.
+      max_len: positions that one row can hold, rounded up to whole pages.
       num_layers: L.
       num_kv_heads: K.
       head_dim: H.

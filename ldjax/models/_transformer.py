@@ -2,8 +2,8 @@
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from flax import nnx
+from jax import lax
 
 from ldjax import _base, pallas_kernels, typing
 from ldjax.models import _attention, _config, _layers, _linear

@@ -8,12 +8,9 @@ import pytest
 
 from ldjax import decoding, sampling, testing
 
-_SLOW = pytest.mark.slow
 
-
-@pytest.mark.parametrize(
-  "depth", [6, *(pytest.param(k, marks=_SLOW) for k in (1, 2, 3, 4, 5))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", range(1, 7))
 def test_right_script_is_accepted_for_ever(toy, depth):
   toy = toy.long()
   prompts = toy.prompts[:2]

@@ -204,6 +204,7 @@ def _script(tiny, texts, shift=0):
   return jnp.asarray(script)
 
 
+@pytest.mark.slow
 def test_script_of_the_target_and_of_its_opposite(toy, tiny):
   depth = 4
   for index in range(len(SETTINGS)):

@@ -1,0 +1,192 @@
+"""Methods side by side: what is measured, counted and written."""
+
+import json
+import statistics
+
+import pytest
+
+import ldjax
+from ldjax import bench
+
+FIELDS = {
+  "tokens_per_second",
+  "speedup",
+  "mean_accepted",
+  "time_to_first_token_s",
+  "peak_cache_bytes",
+  "equal",
+  "near_ties",
+}
+PROMPTS = ["hello", "abc", "x"]
+
+
+class TestMakeMethods:
+  def test_names(self, tiny, tiny_plain, tiny_heads):
+    methods = bench.make_methods(
+      tiny, ["autoregressive", "ngram", "ldjax", str(tiny_heads)]
+    )
+    assert list(methods) == ["autoregressive", "ngram", "ldjax", "tiny-heads"]
+    assert methods["ldjax"] is tiny
+    assert methods["autoregressive"].decoder is tiny_plain.decoder
+    assert methods["ngram"].decoder is tiny.decoder
+    assert methods["tiny-heads"].draft_name == str(tiny_heads)
+
+  def test_unknown(self, tiny):
+    with pytest.raises(ValueError, match="no method is called 'eagle'") as e:
+      bench.make_methods(tiny, ["autoregressive", "eagle"])
+    for known in ("autoregressive", "ngram", "ldjax"):
+      assert known in str(e.value)
+
+  def test_twice(self, tiny):
+    with pytest.raises(ValueError, match="ngram is there twice"):
+      bench.make_methods(tiny, ["ngram", "autoregressive", "ngram"])
+
+
+@pytest.fixture(scope="module")
+def report(tiny):
+  done = []
+  methods = bench.make_methods(tiny, ["autoregressive", "ngram", "ldjax"])
+  report = bench.compare(
+    methods, PROMPTS, max_new_tokens=12, on_prompt=done.append
+  )
+  assert done == [1, 2, 3]
+  return report
+
+
+class TestCompare:
+  def test_fields_are_those_of_the_issue(self, report, tiny):
+    assert json.loads(json.dumps(report)) == report
+    assert set(report) == {
+      "model",
+      "device",
+      "prompts",
+      "max_new_tokens",
+      "methods",
+    }
+    assert report["model"] == tiny.name
+    assert isinstance(report["device"], str) and report["device"]
+    assert (report["prompts"], report["max_new_tokens"]) == (3, 12)
+    assert list(report["methods"]) == ["autoregressive", "ngram", "ldjax"]
+    for figures in report["methods"].values():
+      assert set(figures) == FIELDS
+
+  def test_figures(self, report, tiny):
+    plain = report["methods"]["autoregressive"]
+    assert plain["speedup"] == 1.0
+    assert plain["mean_accepted"] == 1.0
+    runs = [ldjax.generate(tiny, p, max_new_tokens=12) for p in PROMPTS]
+    accepted = 36 / sum(run.rounds for run in runs)
+    for name in ("ngram", "ldjax"):
+      assert report["methods"][name]["mean_accepted"] == pytest.approx(accepted)
+    for figures in report["methods"].values():
+      assert figures["equal"] == [3, 3]
+      assert figures["near_ties"] == 0
+      assert figures["tokens_per_second"] > 0
+      assert figures["time_to_first_token_s"] > 0
+      # 10 + 11 positions at most, two pages of 16.
+      assert figures["peak_cache_bytes"] == 2 * 16 * 2 * 16 * 4
+
+  def test_folder_of_a_draft(self, tiny, tiny_heads, monkeypatch):
+    # With the tree whose decoder the other tests have compiled.
+    from ldjax import assemble
+
+    with_draft = assemble.with_draft
+    monkeypatch.setattr(
+      assemble,
+      "with_draft",
+      lambda model, draft: with_draft(
+        model, draft, "1,2,2" if draft == str(tiny_heads) else None
+      ),
+    )
+    report = bench.compare(
+      bench.make_methods(tiny, ["autoregressive", str(tiny_heads)]),
+      PROMPTS[:2],
+      max_new_tokens=8,
+      temperature=1.0,
+      top_p=0.95,
+      seed=4,
+    )
+    assert report["methods"]["tiny-heads"]["equal"] == [2, 2]
+
+  def test_without_the_baseline(self, tiny):
+    with pytest.raises(ValueError, match="lack autoregressive"):
+      bench.compare({"ngram": tiny}, PROMPTS)
+
+  def test_one_token_gives_no_speed(self, tiny):
+    report = bench.compare({"autoregressive": tiny}, ["x"], max_new_tokens=1)
+    figures = report["methods"]["autoregressive"]
+    assert figures["speedup"] is None
+    assert figures["tokens_per_second"] == 0.0
+    assert figures["equal"] == [1, 1]
+
+  def test_unequal_texts_are_counted_and_near_ties_among_them(
+    self, scripted, bigram
+  ):
+    # After "x" all agree. After "a" the first two tokens of the baseline are
+    # 5e-4 apart, after "b" they are 0.5 apart; the other method takes the
+    # second one both times.
+    a, b, x = (scripted(bigram()).tokenizer.encode(c)[0] for c in "abx")
+    one = bigram({a: 5, b: 6, x: 7})
+    one[a, 8], one[b, 8] = one[a, 5] - 5e-4, one[b, 6] - 0.5
+    other = bigram({a: 8, b: 8, x: 7})
+    report = bench.compare(
+      {"autoregressive": scripted(one), "odd": scripted(other)},
+      ["x", "a", "b", "xx"],
+      max_new_tokens=6,
+      chat=False,
+    )
+    assert report["methods"]["autoregressive"]["equal"] == [4, 4]
+    assert report["methods"]["autoregressive"]["near_ties"] == 0
+    assert report["methods"]["odd"]["equal"] == [2, 4]
+    assert report["methods"]["odd"]["near_ties"] == 1
+
+  def test_speedup_is_the_median_of_paired_ratios(self, tiny, monkeypatch):
+    from ldjax import _generate
+    from ldjax.bench import _compare
+
+    rates = {"plain": [10.0, 20.0, 40.0], "fast": [30.0, 20.0, 60.0]}
+    order = []
+
+    def run(method, prompt, settings):
+      if settings["max_new_tokens"] == 8:  # the warm-up
+        rate = 1.0
+      else:
+        order.append((method, prompt))
+        rate = rates[method][PROMPTS.index(prompt)]
+      return _generate.Generation(
+        text="",
+        tokens=(1,) * 5,
+        prompt_tokens=1,
+        finish_reason="length",
+        rounds=5 if method == "plain" else 2,
+        tokens_per_second=rate,
+        time_to_first_token_s=rate / 10,
+        peak_cache_bytes=int(rate),
+      )
+
+    monkeypatch.setattr(_compare, "_run", run)
+
+    class Method(str):
+      name = "m"
+
+    report = bench.compare(
+      {"autoregressive": Method("plain"), "fast": Method("fast")},
+      PROMPTS,
+      max_new_tokens=5,
+    )
+    fast = report["methods"]["fast"]
+    assert fast["speedup"] == statistics.median([3.0, 1.0, 1.5]) == 1.5
+    # 4 tokens each after the first, over 4/30 + 4/20 + 4/60 seconds.
+    assert fast["tokens_per_second"] == pytest.approx(12 / 0.4)
+    assert fast["mean_accepted"] == 2.5
+    assert fast["time_to_first_token_s"] == 3.0
+    assert fast["peak_cache_bytes"] == 60
+    # Interleaved, and each goes first in turn.
+    assert order == [
+      ("plain", "hello"),
+      ("fast", "hello"),
+      ("fast", "abc"),
+      ("plain", "abc"),
+      ("plain", "x"),
+      ("fast", "x"),
+    ]
