@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ldjax import _engine, assemble, text, typing
+from ldjax import _engine, _request, assemble, text, typing
 from ldjax import sampling as sampling_lib
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, str]]
@@ -116,7 +116,7 @@ def _requests(
   seed: int | typing.Array | Sequence[int | typing.Array],
   stop_ids: Sequence[int],
   chat: bool | None,
-) -> list[_engine.Request]:
+) -> list[_request.Request]:
   settings = sampling_lib.make_sampling(
     len(prompts), temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
   )
@@ -127,7 +127,7 @@ def _requests(
       f"max_new_tokens has {len(limits)} entries for {len(prompts)} prompts"
     )
   requests = [
-    _engine.make_request(
+    _request.make_request(
       model,
       encode_prompt(model.tokenizer, prompt, chat),
       max_new_tokens=operator.index(limit),

@@ -45,7 +45,7 @@ def preempted(monkeypatch):
 
 def request(model, tokens, limit, **settings):
   stop_ids = settings.pop("stop_ids", model.eos_token_ids)
-  return _engine.make_request(
+  return _request.make_request(
     model,
     tokens,
     max_new_tokens=limit,

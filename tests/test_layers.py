@@ -22,6 +22,7 @@ _ORDER = (
   "assemble",
   "training",
   "optimize",
+  "_request",
   "_engine",
   "_generate",
   "contrib",
@@ -153,7 +154,7 @@ def test_a_forbidden_import_is_found(file, source):
     ("decoding/_tree.py", "from ldjax.decoding import _state"),
     ("decoding/_tree.py", "from . import _state"),
     ("pallas_kernels/tree/_reference.py", "from .. import dispatch"),
-    ("cli/__init__.py", "from ldjax import bench, generate"),
+    ("cli/__init__.py", "from ldjax import _generate, bench"),
     ("__init__.py", "import ldjax.cli"),
   ],
 )

@@ -64,7 +64,8 @@ def accept(
   def body(carry):
     level, node, going, walk = carry
     here = jnp.take_along_axis(logits, node[:, None, None], axis=1)[:, 0]
-    finite = jnp.all(jnp.isfinite(here), axis=-1)
+    # -inf is how a target rules ids out; NaN, +inf or nothing left is not.
+    finite = jnp.isfinite(jnp.max(here, axis=-1))
     drawn = sampling_lib.draw(here, sampling, position + level + 1)
     broke = going & ~finite
     going = going & finite

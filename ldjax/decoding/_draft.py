@@ -25,6 +25,7 @@ class Heads(Protocol):
   @property
   def dtype(self) -> Any: ...
   def apply(self, params: Any, feature: Array, /) -> Array: ...
+  def __hash__(self) -> int: ...
 
 
 def _keep(draft_params, draft_state, *_):
@@ -53,12 +54,13 @@ def root_only(draft: _base.DraftFn | None = None) -> _base.DraftFn:
     >>> root_only().size
     1
   """
+  if draft is not None and draft.size == 1:
+    return draft
   return _root_only(draft)
 
 
 @functools.lru_cache(maxsize=64)
 def _root_only(draft: _base.DraftFn | None) -> _base.DraftFn:
-
   def propose(draft_params, draft_state, context):
     del draft_params
     batch = context.length.shape[0]

@@ -150,7 +150,9 @@ def step(
     pending = jnp.take_along_axis(
       state.tokens, jnp.maximum(state.length - 1, 0)[:, None], axis=1
     )
-    block = jnp.concatenate([pending, candidates.tokens[:, 1:]], axis=1)
+    # Invalid nodes read token 0: a target never meets a negative id.
+    drafted = jnp.maximum(candidates.tokens[:, 1:], 0)
+    block = jnp.concatenate([pending, drafted], axis=1)
     positions = state.cache.length[:, None] + _depths(candidates.parents)
     output = target.forward(
       params.target, block, positions, candidates.parents, state.cache.view()

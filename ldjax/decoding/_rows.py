@@ -25,7 +25,7 @@ def admit(
   max_new_tokens: Array,
   stop_ids: Array,
 ) -> DecodeState:
-  """Puts a prompt into a free row, to be read by `prefill`."""
+  """Puts a prompt into a row that is free, to be read by `prefill`."""
   capacity = state.tokens.shape[1]
   width = min(prompt.shape[0], capacity)
   # A length that cannot be read ends the row at once, with nothing emitted.

@@ -26,7 +26,7 @@ class DecodeState:
   draft: Any
   """The draft's own state."""
   tokens: Array
-  """[B, S] int32, prompt and emitted tokens; 0 past `length`."""
+  """[B, S] int32, prompt and emitted tokens; anything past `length`."""
   length: Array
   """[B] int32; while a row runs, its last token is pending: emitted, its key
   and value not yet committed."""

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ldjax import decoding, testing
+from ldjax import decoding, sampling, testing
 
 Status = decoding.Status
 
@@ -134,3 +134,26 @@ def _poison(cache):
       jnp.where(kept[:, None, :, None], layer, jnp.nan) for layer in cache.pages
     )
   )
+
+
+def test_minus_infinity_rules_an_id_out_and_nothing_else_may_be_infinite():
+  rows = np.zeros((5, 1, 7), np.float32)
+  rows[0, 0, :3] = -np.inf
+  rows[0, 0, 5] = 1.0
+  rows[1, 0, 2] = np.nan
+  rows[2, 0, 2] = np.inf
+  rows[3, 0, :] = -np.inf
+  walk = decoding.accept(
+    decoding.Scores(jnp.asarray(rows)),
+    decoding.Candidates(
+      jnp.full((5, 1), -1, jnp.int32), jnp.full((5, 1), -1, jnp.int32)
+    ),
+    sampling.make_sampling(5),
+    jnp.zeros((5,), jnp.int32),
+    depth=0,
+    stop_ids=jnp.full((5, 1), -1, jnp.int32),
+    remaining=jnp.ones((5,), jnp.int32),
+  )
+  assert walk.finite.tolist() == [True, False, False, False, True]
+  assert walk.count.tolist() == [1, 0, 0, 0, 1]
+  assert walk.tokens[0, 0] == 5

@@ -147,3 +147,32 @@ def test_a_node_sees_no_stranger():
     other[0, ~mask[0, node]] *= -3
     got = np.asarray(_attention(query, other, *place, mask, scale=0.4))
     np.testing.assert_array_equal(got[0, node], want[0, node])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_broken_node_reaches_only_its_descendants(value):
+  rng = np.random.default_rng(0)
+  parents = jnp.asarray([[-1, 0, 0, 1, 2]], jnp.int32)
+  mask = pallas_kernels.ancestor_mask(parents)
+  query = jnp.asarray(rng.standard_normal((1, 5, 3, 8)), jnp.float32)
+  pages = jnp.asarray(rng.standard_normal((2, 1, 3, 16)), jnp.float32)
+  block = rng.standard_normal((1, 5, 1, 16)).astype(np.float32)
+
+  def run(block):
+    return np.asarray(
+      pallas_kernels.tree_attention(
+        query,
+        jnp.asarray(block),
+        pages,
+        jnp.asarray([[1, 0]]),
+        jnp.asarray([5]),
+        mask,
+        scale=0.3,
+      )
+    )
+
+  sound = run(block)
+  block[0, 2] = value  # node 2, whose only child is node 4
+  broken = run(block)
+  np.testing.assert_array_equal(broken[0, [0, 1, 3]], sound[0, [0, 1, 3]])
+  assert np.isnan(broken[0, [2, 4]]).all()

@@ -104,13 +104,22 @@ def tree_attention(
   )
   merged = jnp.logaddexp(lse, prefix_lse)
   weights = jnp.exp(scores - merged[..., None])
+  # A node that is not finite must reach only those that see it, but 0 x NaN
+  # is NaN: take it out of the product and mark its descendants instead.
+  value = block_kv[..., head_dim:].astype(dtype)
+  sound = jnp.isfinite(value)
+  broken = ~jnp.all(sound, axis=(2, 3))
+  poisoned = jnp.any(mask & broken[:, None, :], axis=-1)
   block_out = jnp.einsum(
     "rktgs,rskh->rtkgh",
     weights.astype(dtype),
-    block_kv[..., head_dim:].astype(dtype),
+    jnp.where(sound, value, 0),
     precision=precision,
     preferred_element_type=jnp.float32,
   ).reshape(query.shape)
   share = jnp.swapaxes(jnp.exp(prefix_lse - merged), 1, 2)
   share = share.reshape(rows, num_nodes, heads, 1)
-  return (block_out + share * prefix_out).astype(dtype)
+  out = jnp.where(
+    poisoned[:, :, None, None], jnp.nan, block_out + share * prefix_out
+  )
+  return out.astype(dtype)
