@@ -1,7 +1,7 @@
 """Whether a draft, a batch, or rows that come and go change any text.
 
     python benchmarks/exactness.py --prompts FILE.jsonl [--limit N]
-      [--batch-size 8] [--draft ngram] [--temperature T --top-p P]
+      [--batch-size 8] [--only-batched] [--draft ngram] [--temperature T --top-p P]
 
 Decodes every prompt plainly and alone, then with the draft alone, then with
 the draft in ragged batches whose rows are admitted and released on the way,
@@ -33,6 +33,11 @@ def main() -> None:
   parser.add_argument("--temperature", type=float, default=0.0)
   parser.add_argument("--top-p", type=float)
   parser.add_argument("--seed", type=int, default=0)
+  parser.add_argument(
+    "--only-batched",
+    action="store_true",
+    help="leave out the draft alone, which ldjax bench compares too",
+  )
   arguments = parser.parse_args()
 
   prompts = bench.read_prompts(arguments.prompts, arguments.limit)
@@ -56,22 +61,24 @@ def main() -> None:
     ldjax.generate(plain, prompt, **settings)
     for prompt in rich.progress.track(prompts, "plain, alone")
   ]
-  alone = [
-    ldjax.generate(model, prompt, **settings)
-    for prompt in rich.progress.track(prompts, "with the draft, alone")
-  ]
+  runs = {}
+  if not arguments.only_batched:
+    runs["alone"] = [
+      ldjax.generate(model, prompt, **settings)
+      for prompt in rich.progress.track(prompts, "with the draft, alone")
+    ]
   start = time.perf_counter()
-  batched = ldjax.generate(
+  runs["batched"] = ldjax.generate(
     model, prompts, batch_size=arguments.batch_size, **settings
   )
   seconds = time.perf_counter() - start
 
   report = {"prompts": len(prompts), "draft": model.draft_name, **settings}
   different = 0
-  for name, runs in (("alone", alone), ("batched", batched)):
+  for name, results in runs.items():
     unequal = [
       (prompt, want, got)
-      for prompt, want, got in zip(prompts, wanted, runs, strict=True)
+      for prompt, want, got in zip(prompts, wanted, results, strict=True)
       if want.tokens != got.tokens
     ]
     ties = sum(
@@ -88,12 +95,12 @@ def main() -> None:
     report[name] = {
       "equal": [len(prompts) - len(unequal), len(prompts)],
       "near_ties": ties,
-      "mean_accepted": sum(len(run.tokens) for run in runs)
-      / sum(run.rounds for run in runs),
+      "mean_accepted": sum(len(run.tokens) for run in results)
+      / sum(run.rounds for run in results),
     }
   report["batched"]["batch_size"] = arguments.batch_size
   report["batched"]["tokens_per_second"] = (
-    sum(len(run.tokens) for run in batched) / seconds
+    sum(len(run.tokens) for run in runs["batched"]) / seconds
   )
   print(json.dumps(report, indent=2))
   if different:

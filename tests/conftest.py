@@ -26,6 +26,12 @@ if _workers > 1:
   _cpus = os.cpu_count() or 1
   os.environ.setdefault("PJRT_NPROC", str(max(2, _cpus // _workers)))
 
+# Most of the time here is LLVM compiling small programs that run once. The HLO
+# that tests read is the same.
+os.environ["XLA_FLAGS"] = (
+  f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
+).strip()
+
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ldjax
-from ldjax import _engine, testing
+from ldjax import _engine, _request, testing
 from ldjax import sampling as sampling_lib
 
 
