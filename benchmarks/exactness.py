@@ -1,7 +1,8 @@
 """Whether a draft, a batch, or rows that come and go change any text.
 
     python benchmarks/exactness.py --prompts FILE.jsonl [--limit N]
-      [--batch-size 8] [--only-batched] [--draft ngram] [--temperature T --top-p P]
+      [--batch-size 8] [--only-batched] [--draft ngram]
+      [--temperature T --top-p P]
 
 Decodes every prompt plainly and alone, then with the draft alone, then with
 the draft in ragged batches whose rows are admitted and released on the way,

@@ -5,7 +5,7 @@ functions; nothing holds state.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, Self
 
 from flax import struct
 
@@ -27,9 +27,6 @@ class CacheView(NamedTuple):
   """[R, M] int32; entries past the live pages are out of range."""
   length: Array
   """[R] int32, committed positions."""
-
-
-CacheT = TypeVar("CacheT", bound="Cache")
 
 
 class Cache(Protocol):

@@ -49,6 +49,7 @@ def _fault(name: str, value: Any) -> str:
   return ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _MODULES)
 def test_examples_run(name, monkeypatch, tmp_path):
   module = importlib.import_module(name)

@@ -20,7 +20,7 @@ PAIRS = [
     batch,
     marks=[] if (draft, batch) in fast else [pytest.mark.slow],
   )
-  for fast in [{("ngram", 1), ("ngram", 8), ("medusa", 1)}]
+  for fast in [{("ngram", 8)}]
   for draft, batch in itertools.product(("none", "ngram", "medusa"), (1, 2, 8))
 ]
 

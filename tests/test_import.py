@@ -64,6 +64,7 @@ def test_import_is_without_effect(everything, tmp_path):
   assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_check_would_notice(tmp_path):
   program = _PROGRAM.format(everything=False)
   start = program.replace(

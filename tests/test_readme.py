@@ -164,6 +164,7 @@ def test_python_runs(readme, demo_model, monkeypatch, tmp_path):
     exec(compile(source, "README.md", "exec"), namespace)
 
 
+@pytest.mark.slow
 def test_commands_parse(readme):
   seen = set()
   for block in _blocks(readme):

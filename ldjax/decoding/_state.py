@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
@@ -85,12 +83,3 @@ def stop_ids_row(ids: Sequence[int]) -> np.ndarray:
   row = np.full((MAX_STOP_IDS,), -1, np.int32)
   row[: len(distinct)] = distinct
   return row
-
-
-def select(mask: Array, new: Any, old: Any) -> Any:
-  """Rows of `new` where `mask` [B] is true, else of `old`, leaf by leaf."""
-
-  def pick(a, b):
-    return jnp.where(mask.reshape(-1, *([1] * (a.ndim - 1))), a, b)
-
-  return jax.tree.map(pick, new, old)

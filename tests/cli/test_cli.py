@@ -113,6 +113,7 @@ class TestGenerate:
     assert fields["tokens_per_second"] > 0
     assert fields["time_to_first_token_s"] > 0
 
+  @pytest.mark.slow
   def test_every_draft_gives_the_same(self, run, tiny_folder, tiny_heads):
     drafts = (
       ("none",),
@@ -326,6 +327,7 @@ class TestDemo:
     assert "The texts are equal: 12 tokens in" in result.stdout
     assert "instead of 12" in result.stdout
 
+  @pytest.mark.slow
   def test_text_is_no_markup(self, run, on, scripted, bigram):
     codes = scripted(bigram()).tokenizer.encode("]a[/b")
     after = dict(zip(codes, codes[1:] + codes[:1], strict=True))

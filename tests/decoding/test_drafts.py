@@ -255,6 +255,7 @@ class TestInitErrors:
       )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [0, -3, 10, 39, 40, 41, 2**30])
 def test_traced_length_out_of_range_emits_nothing(toy, length):
   """Under jit a length is unknown; a row that cannot be read ends at once."""

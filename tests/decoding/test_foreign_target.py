@@ -97,6 +97,7 @@ def _law(logits, temperature=1.0, top_k=0, top_p=1.0):
   return law
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "setting",
   [

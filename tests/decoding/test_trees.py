@@ -186,6 +186,7 @@ def test_same_text_as_plain(toy, decoder, what, fill, per_round, seed):
       assert RAGGED[below] == above
 
 
+@pytest.mark.slow
 def test_random_trees_and_random_targets(toy):
   draft = testing.random_tree_draft(12, 4, toy.V)
   decoder = toy.decoder(draft)

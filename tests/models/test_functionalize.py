@@ -31,6 +31,7 @@ def _target(config=_CONFIG, seed=0, **options):
   )
 
 
+@pytest.mark.slow
 def test_one_function_a_configuration():
   def function(config=_CONFIG, **options):
     return models.functionalize(models.abstract_model(config, **options))[0]
