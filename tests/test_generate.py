@@ -85,6 +85,7 @@ class TestSameText:
     for greedy, sampled in zip(alone["greedy"], alone["sampled"], strict=True):
       assert greedy.tokens != sampled.tokens
 
+  @pytest.mark.slow
   def test_speculation_does_accept(self, tiny, tiny_medusa):
     for model in (tiny, tiny_medusa):
       result = ldjax.generate(model, PROMPTS[0], max_new_tokens=LENGTH)

@@ -260,6 +260,7 @@ class TestErrors:
 
 
 class TestBench:
+  @pytest.mark.slow
   def test_writes_the_figures(self, run, tiny_folder, tmp_path):
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out [a].json"
     prompts.write_text(
@@ -337,6 +338,7 @@ class TestDemo:
     assert "[/b]a\n" in result.stdout
     assert "The texts are equal" in result.stdout
 
+  @pytest.mark.slow
   def test_says_if_they_are_not(self, run, on, scripted, bigram, monkeypatch):
     model = scripted(bigram())
     on(model)

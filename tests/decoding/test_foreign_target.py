@@ -127,6 +127,7 @@ def test_emitted_tokens_follow_the_targets_law(setting):
   assert 0.5 * marginal < 0.01
 
 
+@pytest.mark.slow
 def test_every_token_of_the_support_appears():
   # mistral.rs#2424: the speculative path returned the argmax. 300 seeds, four
   # tokens of which the least likely has probability 0.1.

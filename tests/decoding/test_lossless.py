@@ -102,7 +102,10 @@ def _oracle(toy, tiny, index):
 DRAFTS = ("n-gram", "Medusa", "random tree")
 
 
-@pytest.mark.parametrize("name", DRAFTS)
+@pytest.mark.parametrize(
+  "name",
+  ["n-gram", "random tree", pytest.param("Medusa", marks=pytest.mark.slow)],
+)
 def test_ragged_batch_in_any_order(toy, tiny, name):
   draft, draft_params = _make(name, tiny)
   rounds = emitted = 0

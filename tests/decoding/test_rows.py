@@ -121,6 +121,7 @@ def _request(rng, toy):
   )
 
 
+@pytest.mark.slow
 def test_a_hundred_requests_leave_no_trace(toy, decoder):
   """Any schedule gives the texts of solo runs and gives all pages back."""
   rng = np.random.default_rng(0)
