@@ -161,6 +161,9 @@ class Acceptance:
   """[B, D+1] int32, nodes passed; the first is the root."""
   tokens: Array
   """[B, D+1] int32, the token drawn at each of them, -1 past `count`."""
+  logprobs: Array
+  """[B, D+1] float32, log-probabilities of `tokens` by the target's own
+  logits, before temperature, cuts and penalties; 0 where not asked for."""
   count: Array
   """[B] int32, tokens drawn, which is also nodes to commit."""
   stopped: Array
@@ -173,7 +176,9 @@ class DecoderParams(NamedTuple):
   """Weights of a decoder: the target's and the draft's."""
 
   target: Any
+  """What `TargetFn` takes as `params`."""
   draft: Any = ()
+  """What `DraftFn` takes as `draft_params`; empty for one without weights."""
 
 
 @struct.dataclass(kw_only=True)
@@ -182,6 +187,10 @@ class Round:
 
   tokens: Array
   """[R, D+1] int32, -1 past `count`."""
+  logprobs: Array
+  """[R, D+1] float32, log-probabilities of `tokens` by the target's own
+  logits, before temperature, cuts and penalties; 0 where not asked for and
+  past `count`."""
   count: Array
   """[R] int32, tokens emitted."""
   status: Array
@@ -207,8 +216,11 @@ class Status:
   """Where a row stands (int32 codes)."""
 
   FREE = 0
+  """Holds no sequence."""
   PREFILLING = 1
+  """Has tokens that the target has not read yet."""
   RUNNING = 2
+  """Has a pending token; each round emits at least one more."""
   STOPPED = 3
   """Ended by a stop id."""
   LENGTH = 4

@@ -2,6 +2,8 @@
 
 from ldjax._base import (
   Acceptance,
+  Cache,
+  CacheView,
   Candidates,
   Decoder,
   DecoderParams,
@@ -15,7 +17,7 @@ from ldjax._base import (
   TargetOutput,
 )
 from ldjax.decoding._acceptance import accept
-from ldjax.decoding._draft import last_observed, medusa, ngram, root_only
+from ldjax.decoding._draft import Heads, last_observed, medusa, ngram, root_only
 from ldjax.decoding._loop import decode, trace
 from ldjax.decoding._speculative import autoregressive, speculative
 from ldjax.decoding._state import (
@@ -28,12 +30,15 @@ from ldjax.decoding._tree import TokenTree
 __all__ = [
   "MAX_STOP_IDS",
   "Acceptance",
+  "Cache",
+  "CacheView",
   "Candidates",
   "DecodeState",
   "Decoder",
   "DecoderParams",
   "DraftContext",
   "DraftFn",
+  "Heads",
   "Observation",
   "Round",
   "Scores",

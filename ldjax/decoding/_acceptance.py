@@ -10,11 +10,24 @@ from ldjax import sampling as sampling_lib
 Array = typing.Array
 
 
+def _logprob(logits: Array, token: Array, wanted: Array) -> Array:
+  """log softmax(logits [B, V])[token [B]], 0 in rows where nobody asks."""
+
+  def compute():
+    chosen = jnp.take_along_axis(logits, token[:, None], axis=-1)[:, 0]
+    value = chosen - jax.nn.logsumexp(logits, axis=-1)
+    return jnp.where(wanted, value, 0.0)
+
+  return lax.cond(
+    jnp.any(wanted), compute, lambda: jnp.zeros(token.shape, jnp.float32)
+  )
+
+
 def accept(
   scores: _base.Scores,
   candidates: _base.Candidates,
   sampling: sampling_lib.Sampling,
-  position: Array,
+  history: sampling_lib.History,
   *,
   depth: int,
   stop_ids: Array,
@@ -25,13 +38,14 @@ def accept(
   The target's token at a position is drawn once, whatever was proposed, so
   the walk emits the same tokens for every tree. It ends where no child
   carries the drawn token (the bonus token), at a stop id, when `remaining`
-  tokens were drawn, or before a node whose logits are not finite.
+  tokens were drawn, or before a node whose logits are not finite. A penalty
+  at a node sees the history and the node's own path.
 
   Args:
     scores: [B, T, V].
     candidates: [B, T].
     sampling: of B rows.
-    position: [B] int32, absolute position of the root.
+    history: of B rows; its last token is the root.
     depth: D, the most nodes below the root on one path.
     stop_ids: [B, X] int32; -1 where there is none.
     remaining: [B] int32, how many tokens may be drawn; 0 for an idle row.
@@ -47,8 +61,10 @@ def accept(
     ...   decoding.Scores(logits),
     ...   decoding.Candidates(
     ...     jnp.array([[-1, 1, 3]]), jnp.array([[-1, 0, 0]])),
-    ...   sampling.make_sampling(1), jnp.array([7]), depth=1,
-    ...   stop_ids=jnp.array([[-1]]), remaining=jnp.array([5]))
+    ...   sampling.make_sampling(1),
+    ...   sampling.History(
+    ...     jnp.array([[3, 0, -1, -1]]), jnp.array([2]), jnp.array([2])),
+    ...   depth=1, stop_ids=jnp.array([[-1]]), remaining=jnp.array([5]))
     >>> walk.path.tolist(), walk.tokens.tolist(), walk.count.tolist()
     ([[0, 1]], [[1, 2]], [2])
 
@@ -61,12 +77,16 @@ def accept(
   # Invalid nodes and the root can never match a drawn token.
   carried = jnp.where(parents < 0, -1, candidates.tokens)
 
+  row = jnp.arange(batch, dtype=jnp.int32)
+
   def body(carry):
-    level, node, going, walk = carry
-    here = jnp.take_along_axis(logits, node[:, None, None], axis=1)[:, 0]
-    # -inf is how a target rules ids out; NaN, +inf or nothing left is not.
+    level, node, going, past, walk = carry
+    raw = jnp.take_along_axis(logits, node[:, None, None], axis=1)[:, 0]
+    here = sampling_lib.adjust(raw, sampling, past, stop_ids)
+    # -inf is how an id is ruled out; NaN, +inf or nothing left is a fault.
     finite = jnp.isfinite(jnp.max(here, axis=-1))
-    drawn = sampling_lib.draw(here, sampling, position + level + 1)
+    drawn = sampling_lib.draw(here, sampling, past.length)
+    logprob = _logprob(raw, drawn, sampling.logprobs)
     broke = going & ~finite
     going = going & finite
     at = going[:, None] & (columns == level)
@@ -74,6 +94,7 @@ def accept(
     walk = _base.Acceptance(
       path=jnp.where(at, node[:, None], walk.path),
       tokens=jnp.where(at, drawn[:, None], walk.tokens),
+      logprobs=jnp.where(at, logprob[:, None], walk.logprobs),
       count=walk.count + going.astype(jnp.int32),
       stopped=walk.stopped | stopped,
       finite=walk.finite & ~broke,
@@ -81,19 +102,25 @@ def accept(
     child = (parents == node[:, None]) & (carried == drawn[:, None])
     going = going & ~stopped & (walk.count < remaining) & jnp.any(child, -1)
     node = jnp.where(going, jnp.argmax(child, -1).astype(jnp.int32), node)
-    return level + 1, node, going, walk
+    past = past._replace(
+      tokens=past.tokens.at[row, past.length].set(drawn, mode="drop"),
+      length=past.length + 1,
+    )
+    return level + 1, node, going, past, walk
 
   def condition(carry):
-    level, _, going, _ = carry
+    level, _, going, _, _ = carry
     return (level <= depth) & jnp.any(going)
 
   walk = _base.Acceptance(
     path=jnp.zeros((batch, depth + 1), jnp.int32),
     tokens=jnp.full((batch, depth + 1), -1, jnp.int32),
+    logprobs=jnp.zeros((batch, depth + 1), jnp.float32),
     count=jnp.zeros((batch,), jnp.int32),
     stopped=jnp.zeros((batch,), bool),
     finite=jnp.ones((batch,), bool),
   )
-  start = (jnp.int32(0), jnp.zeros((batch,), jnp.int32), remaining > 0, walk)
+  root = jnp.zeros((batch,), jnp.int32)
+  start = (jnp.int32(0), root, remaining > 0, history, walk)
   with jax.named_scope("accept"):
     return lax.while_loop(condition, body, start)[-1]

@@ -17,14 +17,24 @@ class Heads(Protocol):
   """What `medusa` needs to know of draft heads (`models.HeadsFn` fits)."""
 
   @property
-  def num_heads(self) -> int: ...
+  def num_heads(self) -> int:
+    """C, tokens ahead that are guessed."""
+
   @property
-  def vocab_size(self) -> int: ...
+  def vocab_size(self) -> int:
+    """V."""
+
   @property
-  def feature_size(self) -> int: ...
+  def feature_size(self) -> int:
+    """X, the width of the target's features."""
+
   @property
-  def dtype(self) -> Any: ...
-  def apply(self, params: Any, feature: Array, /) -> Array: ...
+  def dtype(self) -> Any:
+    """Of the features."""
+
+  def apply(self, params: Any, feature: Array, /) -> Array:
+    """Returns logits [B, C, V] float32 of features [B, X]."""
+
   def __hash__(self) -> int: ...
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ldjax import _base, typing
+from ldjax import sampling as sampling_lib
 from ldjax.decoding import _acceptance, _state
 
 Array = typing.Array
@@ -124,6 +125,7 @@ def _settle(
   column = jnp.arange(walk.tokens.shape[1], dtype=jnp.int32)[None]
   emitted = _base.Round(
     tokens=jnp.where(column < count[:, None], walk.tokens, -1),
+    logprobs=jnp.where(column < count[:, None], walk.logprobs, 0.0),
     count=count,
     status=status,
     finite=finite,
@@ -163,7 +165,7 @@ def step(
     scores,
     candidates,
     state.sampling,
-    state.cache.length,
+    sampling_lib.History(state.tokens, state.prompt_length, state.length),
     depth=draft.depth,
     stop_ids=state.stop_ids,
     remaining=jnp.where(active, state.limit - state.length, 0),
@@ -221,7 +223,7 @@ def prefill(
     scores,
     root,
     jax.tree.map(lambda x: x[rows], state.sampling),
-    known - 1,
+    sampling_lib.History(state.tokens[rows], state.prompt_length[rows], known),
     depth=0,
     stop_ids=state.stop_ids[rows],
     remaining=emits.astype(jnp.int32),

@@ -108,12 +108,7 @@ def empty(
     prompt_length=jnp.zeros((batch,), jnp.int32),
     limit=jnp.zeros((batch,), jnp.int32),
     stop_ids=jnp.full((batch, _state.MAX_STOP_IDS), -1, jnp.int32),
-    sampling=sampling_lib.Sampling(
-      temperature=jnp.zeros((batch,), jnp.float32),
-      top_k=jnp.zeros((batch,), jnp.int32),
-      top_p=jnp.ones((batch,), jnp.float32),
-      key=jnp.zeros((batch, 2), jnp.uint32),
-    ),
+    sampling=sampling_lib.make_sampling(batch),
     status=jnp.full((batch,), Status.FREE, jnp.int32),
     finite=jnp.ones((batch,), bool),
     needs_pages=jnp.zeros((batch,), bool),

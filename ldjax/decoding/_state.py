@@ -35,6 +35,7 @@ class DecodeState:
   stop_ids: Array
   """[B, MAX_STOP_IDS] int32, -1 where unused."""
   sampling: sampling_lib.Sampling
+  """How each row draws."""
   status: Array
   """[B] int32, see `Status`."""
   finite: Array

@@ -7,10 +7,14 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Self
 
+from ldjax import _render
+
 
 @dataclasses.dataclass(frozen=True)
 class TokenTree:
   """A topology whose content (which token stands where) comes from a draft.
+
+  In a notebook it shows itself as a picture; `show` is that for terminals.
 
   A node is named by its path from the root: rank of the candidate at depth 1,
   at depth 2, and so on. `(0, 2)` is the third best second token after the
@@ -168,3 +172,23 @@ class TokenTree:
   def ranks(self) -> tuple[int, ...]:
     """The rank of each node among its depth's candidates, 0 for the root."""
     return (0, *(path[-1] for path in self.paths))
+
+  def _labels(self) -> list[str]:
+    return ["root", *map(str, self.ranks[1:])]
+
+  def _repr_svg_(self) -> str:
+    titles = ["node 0, the root"]
+    titles += [f"node {i}, path {p}" for i, p in enumerate(self.paths, 1)]
+    return _render.tree_svg(self.parents, self._labels(), titles=titles)
+
+  def show(self) -> str:
+    """Draws the tree in text, a line a node, each with its rank.
+
+    Example:
+      >>> print(TokenTree.from_paths([(0,), (1,), (0, 0)]).show())
+      root
+      ├── 0
+      │ └── 0
+      └── 1
+    """
+    return _render.tree_text(self.parents, self._labels())

@@ -10,7 +10,7 @@ Array = typing.Array
 
 
 def warp(logits: Array, sampling: _params.Sampling) -> Array:
-  """Applies temperature, then top-k, then top-p (of what top-k left).
+  """Applies temperature, top-k, top-p (of what top-k left), then min-p.
 
   Args:
     logits: [B, V] float32.
@@ -39,7 +39,8 @@ def warp(logits: Array, sampling: _params.Sampling) -> Array:
 
   by_k = cut(_thresholds.top_k_mask, sampling.top_k, sampling.top_k > 0)
   by_p = cut(_thresholds.top_p_mask, sampling.top_p, sampling.top_p < 1.0)
-  return by_p(by_k(logits))
+  by_min = cut(_thresholds.min_p_mask, sampling.min_p, sampling.min_p > 0)
+  return by_min(by_p(by_k(logits)))
 
 
 def draw(logits: Array, sampling: _params.Sampling, position: Array) -> Array:
@@ -50,7 +51,7 @@ def draw(logits: Array, sampling: _params.Sampling, position: Array) -> Array:
   position of the same sequence always give the same token, whoever asks.
 
   Args:
-    logits: [B, V] float32.
+    logits: [B, V] float32, after `adjust` where penalties or bans apply.
     sampling: of B rows.
     position: [B] int32, the absolute position that the token will take.
 

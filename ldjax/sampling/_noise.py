@@ -6,6 +6,7 @@ text equal to plain text at any temperature.
 
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
 def _rotate_left(x: Array, by: int) -> Array:
-  return (x << jnp.uint32(by)) | (x >> jnp.uint32(32 - by))
+  return (x << np.uint32(by)) | (x >> np.uint32(32 - by))
 
 
 def threefry2x32(
@@ -28,7 +29,7 @@ def threefry2x32(
   """Hashes the counter (x0, x1) under (key0, key1), 20 rounds.
 
   Only adds, shifts and xors of uint32, so that a kernel can call it on a
-  tile. All arguments must have one shape.
+  tile, and the host on NumPy arrays. All arguments must have one shape.
 
   Returns:
     Two uint32 arrays of that shape.
@@ -41,14 +42,14 @@ def threefry2x32(
 
   Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
   """
-  keys = (key0, key1, key0 ^ key1 ^ jnp.uint32(0x1BD11BDA))
+  keys = (key0, key1, key0 ^ key1 ^ np.uint32(0x1BD11BDA))
   x0, x1 = x0 + keys[0], x1 + keys[1]
   for block in range(5):
     for by in _ROTATIONS[block % 2]:
       x0 = x0 + x1
       x1 = _rotate_left(x1, by) ^ x0
     x0 = x0 + keys[(block + 1) % 3]
-    x1 = x1 + keys[(block + 2) % 3] + jnp.uint32(block + 1)
+    x1 = x1 + keys[(block + 2) % 3] + np.uint32(block + 1)
   return x0, x1
 
 
@@ -104,23 +105,26 @@ def _seed_words(seed: int | Array) -> Array | np.ndarray:
   return np.array([number >> 32, number & 0xFFFFFFFF], dtype=np.uint32)
 
 
-def sequence_keys(seeds: Sequence[int | Array], sample: int = 0) -> Array:
-  """`sequence_key` of each seed, hashed in one go: [B, 2] uint32."""
+def sequence_keys(seeds: Sequence[int | Array], sample: int = 0) -> Any:
+  """`sequence_key` of each seed, hashed in one go: [B, 2] uint32.
+
+  Integers are hashed on the host: a server makes a key a request, and each
+  operation of a device takes its turn behind the running step.
+  """
   if not seeds:
-    return jnp.zeros((0, 2), jnp.uint32)
+    return np.zeros((0, 2), np.uint32)
   words = [_seed_words(seed) for seed in seeds]
-  if all(isinstance(word, np.ndarray) for word in words):
-    array = jnp.asarray(np.stack(words))
-  else:
-    array = jnp.stack([jnp.asarray(word) for word in words])
+  host = all(isinstance(word, np.ndarray) for word in words)
+  xp: Any = np if host else jnp
+  array = xp.stack([xp.asarray(word) for word in words])
   shape = array.shape[:1]
   one, two = threefry2x32(
     array[:, 0],
     array[:, 1],
-    jnp.full(shape, 0xFFFFFFFF, jnp.uint32),
-    jnp.full(shape, sample, jnp.uint32),
+    xp.full(shape, 0xFFFFFFFF, xp.uint32),
+    xp.full(shape, sample, xp.uint32),
   )
-  return jnp.stack([one, two], axis=1)
+  return xp.stack([one, two], axis=1)
 
 
 def sequence_key(seed: int | Array, sample: int = 0) -> Array:
@@ -140,4 +144,4 @@ def sequence_key(seed: int | Array, sample: int = 0) -> Array:
     >>> bool((sequence_key(1) == sequence_key(1, sample=1)).all())
     False
   """
-  return sequence_keys([seed], sample)[0]
+  return jnp.asarray(sequence_keys([seed], sample)[0])

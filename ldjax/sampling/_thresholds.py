@@ -97,3 +97,25 @@ def top_p_mask(logits: Array, p: Array) -> Array:
   # `cut` is the largest value that is outside, if any is.
   keep = value > jnp.where(outside(cut), cut, lowest)[:, None]
   return keep | (p >= 1.0)[:, None]
+
+
+def min_p_mask(logits: Array, p: Array) -> Array:
+  """Marks tokens at least `p` times as likely as the likeliest of their row.
+
+  Args:
+    logits: [B, V] float32; -inf marks tokens that are already cut.
+    p: [B] float32; 0 keeps every token that is not cut, 1 the best alone.
+
+  Returns:
+    [B, V] bool.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> logits = jnp.log(jnp.array([[.6, .3, .1]]))
+    >>> min_p_mask(logits, jnp.array([.4])).tolist()
+    [[True, True, False]]
+
+  Source: Nguyen et al. 2024, "Turning up the heat: min-p sampling".
+  """
+  cut = logits.max(-1) + jnp.log(p)
+  return (logits >= cut[:, None]) & (logits > -jnp.inf)

@@ -208,17 +208,24 @@ class Toy:
     ]
 
   @staticmethod
-  def greedy(prompt, count, *, force=None, salt=0):
+  def ranks(text, salt=0):
+    """Integers [V] in the order of the logits after a text, in NumPy.
+
+    The logits are `scale` times them.
+    """
+    token = np.arange(V, dtype=np.uint32)
+    total = np.uint32(sum(_code(t, i) for i, t in enumerate(text)))
+    with np.errstate(over="ignore"):
+      noise = _hash(total, token, np.uint32(salt), np).astype(np.int64)
+    return noise * V + token
+
+  def greedy(self, prompt, count, *, force=None, salt=0):
     """Plain greedy decoding, one token at a time, in NumPy."""
     text = list(prompt)
-    token = np.arange(V, dtype=np.uint32)
     while len(text) < len(prompt) + count:
-      total = np.uint32(sum(_code(t, i) for i, t in enumerate(text)))
-      with np.errstate(over="ignore"):
-        logits = _hash(total, token, np.uint32(salt), np).astype(np.int64)
-      logits = logits * V + token
       forced = (force or {}).get(len(text), -1)
-      text.append(int(np.argmax(logits)) if forced < 0 else forced)
+      best = int(np.argmax(self.ranks(text, salt)))
+      text.append(best if forced < 0 else forced)
     return text[len(prompt) :]
 
   def script(self, texts, prompts=prompts, shift=0):

@@ -149,7 +149,11 @@ def test_minus_infinity_rules_an_id_out_and_nothing_else_may_be_infinite():
       jnp.full((5, 1), -1, jnp.int32), jnp.full((5, 1), -1, jnp.int32)
     ),
     sampling.make_sampling(5),
-    jnp.zeros((5,), jnp.int32),
+    sampling.History(
+      jnp.zeros((5, 2), jnp.int32),
+      jnp.ones((5,), jnp.int32),
+      jnp.ones((5,), jnp.int32),
+    ),
     depth=0,
     stop_ids=jnp.full((5, 1), -1, jnp.int32),
     remaining=jnp.ones((5,), jnp.int32),

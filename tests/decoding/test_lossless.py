@@ -25,8 +25,18 @@ SETTINGS = (
     "top_p": [1.0, 0.95, 0.3, 1.0],
     "seed": [2**40, 3, 3, 9],
   },
+  # What depends on the text so far, at each node on the node's own path.
+  {
+    "temperature": [0.0, 1.0, 0.7, 0.0],
+    "repetition_penalty": [1.5, None, 1.2, 0.8],
+    "frequency_penalty": [None, 0.7, 0.1, 0.2],
+    "presence_penalty": [0.3, None, -0.4, 1.0],
+    "banned_ids": [[], [3, 4, 5], [0], [7, 30]],
+    "min_p": [0.0, 0.05, 0.2, 0.5],
+    "seed": [1, 2, 3, 4],
+  },
 )
-IDS = ("greedy", "T=0.7 p=0.9", "T=1 k=5", "mixed")
+IDS = ("greedy", "T=0.7 p=0.9", "T=1 k=5", "mixed", "penalties")
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +126,7 @@ def test_ragged_batch_in_any_order(toy, tiny, name):
       assert texts == [want[row] for row in rows], (IDS[index], rows)
       rounds += int(state.rounds.sum())
       emitted += int(state.emitted.sum())
-  assert emitted == 4 * 3 * 4 * NEW
+  assert emitted == len(SETTINGS) * 3 * 4 * NEW
   assert rounds < emitted  # it was speculation
 
 

@@ -62,11 +62,14 @@ def test_acceptance_is_the_walk(rows):
   parents, tokens, drawn, finite, stops, remaining = zip(*rows, strict=True)
   logits = np.eye(V, dtype=np.float32)[np.array(drawn)] * 3
   logits[~np.array(finite), 1] = [np.inf, np.nan][remaining[0] % 2]
+  root = jnp.array([0, 5, 9])  # the last tokens drawn find no room
   walk = _accept()(
     decoding.Scores(jnp.asarray(logits)),
     decoding.Candidates(jnp.array(tokens), jnp.array(parents)),
     sampling.make_sampling(3),
-    jnp.array([0, 5, 9]),
+    sampling.History(
+      jnp.zeros((3, 11), jnp.int32), jnp.ones((3,), jnp.int32), root + 1
+    ),
     stop_ids=jnp.array([[*s, -1][:1] for s in stops]),
     remaining=jnp.array(remaining),
   )
