@@ -18,7 +18,7 @@ import time
 import rich.progress
 
 import ldjax
-from ldjax import bench, sampling
+from ldjax import bench
 
 
 def main() -> None:
@@ -52,12 +52,6 @@ def main() -> None:
     "top_p": arguments.top_p,
     "seed": arguments.seed,
   }
-  one = sampling.make_sampling(
-    1,
-    temperature=arguments.temperature,
-    top_p=arguments.top_p,
-    seed=arguments.seed,
-  )
   wanted = [
     ldjax.generate(plain, prompt, **settings)
     for prompt in rich.progress.track(prompts, "plain, alone")
@@ -85,10 +79,10 @@ def main() -> None:
     ties = sum(
       bench.is_near_tie(
         model,
-        ldjax.encode_prompt(model.tokenizer, prompt),
+        prompt,
         want.tokens,
         got.tokens,
-        one,
+        ldjax.Settings(**settings),
       )
       for prompt, want, got in unequal
     )

@@ -15,13 +15,24 @@ from ldjax import (
   testing,
   text,
 )
-from ldjax._generate import Generation, Stream, encode_prompt, generate, stream
+from ldjax._generate import Stream, generate, stream
+from ldjax._generation import Generation
+from ldjax._request import encode_prompt
+from ldjax._serve import Server, ServerStats, serve
+from ldjax._settings import Settings
+from ldjax._show import RoundView, show_round
+from ldjax._ticket import Ticket
 from ldjax.assemble import LanguageModel, load, parse_tree, with_draft
 
 __all__ = [
   "Generation",
   "LanguageModel",
+  "RoundView",
+  "Server",
+  "ServerStats",
+  "Settings",
   "Stream",
+  "Ticket",
   "checkpoints",
   "decoding",
   "encode_prompt",
@@ -32,6 +43,8 @@ __all__ = [
   "pallas_kernels",
   "parse_tree",
   "sampling",
+  "serve",
+  "show_round",
   "stream",
   "testing",
   "text",

@@ -4,19 +4,18 @@ The next round is enqueued before the last one is read, so that the device
 does not wait for the host. All memory decisions are made here, between steps.
 """
 
-import dataclasses
 import functools
+import itertools
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ldjax import _request, assemble, decoding, typing
+from ldjax import _generation, _request, _row, assemble, decoding, typing
 
 Array = typing.Array
 Status = decoding.Status
@@ -24,52 +23,15 @@ Status = decoding.Status
 _REASONS = {Status.STOPPED: "stop", Status.LENGTH: "length"}
 
 
-class Outcome(NamedTuple):
-  """How a request ended."""
-
-  tokens: tuple[int, ...]
-  prompt_tokens: int
-  finish_reason: str
-  rounds: int
-  tokens_per_second: float
-  time_to_first_token_s: float
-  peak_cache_bytes: int
-
-
 class Event(NamedTuple):
-  """Tokens of one request, as a round was read."""
+  """What a round that was read brought to one request."""
 
   request: int
-  """Which one, counted from 0."""
-  tokens: tuple[int, ...]
-  outcome: Outcome | None
-  """Set with the last tokens."""
-
-
-@dataclasses.dataclass(kw_only=True)
-class _Row:
-  """A request while it is in a row of the state."""
-
-  index: int
-  request: _request.Request
-  started: float
-  tokens: list[int] = dataclasses.field(default_factory=list)
-  rounds: int = 0
-  first: float = 0.0
-  last: float = 0.0
-  enqueued: int = 0
-  """Rounds that will bring it tokens and were not read yet."""
-  waiting: bool = False
-  """Preempted: its pages are given back, its tokens are kept."""
-
-  @property
-  def known(self) -> int:
-    return self.request.prompt_length + len(self.tokens)
-
-  @property
-  def remaining(self) -> int:
-    """Tokens to emit if every enqueued round brings only one."""
-    return self.request.max_new_tokens - len(self.tokens) - self.enqueued
+  """Which one, as `Engine.submit` numbered it."""
+  text: str
+  """Text that is now certain; may be empty."""
+  generation: _generation.Generation | None
+  """Set with the last text."""
 
 
 class _Compiled(NamedTuple):
@@ -83,7 +45,7 @@ class _Compiled(NamedTuple):
   """What progress lines were shown for."""
 
 
-def _runs(row: "_Row | None") -> TypeGuard["_Row"]:
+def _runs(row: _row.Row | None) -> TypeGuard[_row.Row]:
   return row is not None and not row.waiting
 
 
@@ -100,92 +62,214 @@ def _compiled(decoder: decoding.Decoder) -> _Compiled:
   )
 
 
-class _Run:
-  """The requests of one call on their way through one state."""
+class Engine:
+  """Requests on their way through the rows of one state.
+
+  Rows are given in the order of arrival; nobody overtakes. It is not for
+  several threads at once.
+
+  Args:
+    model: what decodes.
+    batch: B, rows that run together.
+    progress: called with a line of text before a long compilation.
+
+  Raises:
+    ValueError: for a batch below 1.
+  """
 
   def __init__(
     self,
     model: assemble.LanguageModel,
-    requests: Sequence[_request.Request],
     batch: int,
-    progress: assemble.Progress | None,
+    progress: assemble.Progress | None = None,
   ):
+    if batch < 1:
+      raise ValueError(f"batch_size is {batch}; it must be at least 1")
     self.model = model
-    self.fns = _compiled(model.decoder)
-    self.progress = progress
-    self.state = self.fns.empty(model.params, batch)
-    self.queue = deque(enumerate(requests))
-    self.rows: list[_Row | None] = [None] * batch
-    self.order: list[int] = []  # rows, longest running first
-    self.unread: deque[tuple[Any, list[_Row | None]]] = deque()
-    self.stalled = False  # the round read last helped no row
-    self.broken: list[tuple[int, _Row]] = []  # not finite in that round
-    cache = self.state.cache
-    self.page_bytes = cache.page_bytes
+    self.rows: list[_row.Row | None] = [None] * batch
+    self.queue: deque[tuple[int, _request.Request, float]] = deque()
+    self.steps = 0
+    """Rounds enqueued on all rows."""
+    self.row_steps = 0
+    """Rows that ran in them, added up."""
+    self._fns = _compiled(model.decoder)
+    self._progress = progress
+    self._numbers = itertools.count()
+    self._state: Any = None
+    self._ready: list[Event] = []  # to hand out with the next advance
+    self._order: list[int] = []  # rows, longest running first
+    self._unread: deque[tuple[Any, list[_row.Row | None]]] = deque()
+    self._room = True  # some row may be given to somebody now
+    self._stalled = False  # the round read last helped no row
+    self._broken: list[tuple[int, _row.Row]] = []  # not finite in that round
+
+  @property
+  def idle(self) -> bool:
+    """Whether there is nothing to do."""
+    return not (self._ready or self.queue or any(self.rows))
+
+  @property
+  def running(self) -> int:
+    """Rows in use."""
+    return sum(row is not None for row in self.rows)
+
+  def submit(self, request: _request.Request) -> int:
+    """Puts a request at the end of the queue.
+
+    Returns:
+      Its number, from 0 on.
+    """
+    number = next(self._numbers)
+    if request.max_new_tokens:
+      self.queue.append((number, request, time.perf_counter()))
+      self._room = True
+    else:
+      self._ready.append(_unstarted(number, request, "length", 0.0))
+    return number
+
+  def cancel(self, number: int) -> None:
+    """Ends a request, with what it has, at the next `advance`.
+
+    Args:
+      number: of the request; one that has ended is left alone.
+    """
+    for entry in self.queue:
+      if entry[0] == number:
+        self.queue.remove(entry)
+        waited = time.perf_counter() - entry[2]
+        self._ready.append(_unstarted(number, entry[1], "cancelled", waited))
+        return
+    for at, row in enumerate(self.rows):
+      if row is not None and row.index == number:
+        rest = row.transcript.finish()
+        ended = self._finish(at, row, "cancelled")
+        self._ready.append(Event(number, rest, ended))
+        return
+
+  def advance(self) -> list[Event]:
+    """Goes on until a round was read, or as far as it can.
+
+    Returns:
+      What came of it, one event a row at most for each round read.
+    """
+    events, self._ready = self._ready, []
+    if self._room:
+      self._admit()
+    enqueued = self._enqueue_step()
+    self._room = False
+    # One round stays unread while the next one runs, unless there is trouble
+    # to decide about: then everything is read first.
+    while self._unread and (
+      len(self._unread) > 1 or not enqueued or self._stalled or self._broken
+    ):
+      events += self._read()
+    if self._broken:
+      self._room = True
+      events += self._retry_plainly()
+      self._broken = []
+    elif self._stalled and not self._room:
+      self._preempt()
+      # If nobody runs now, no row will end and make room: it is there.
+      self._room = not any(map(_runs, self.rows))
+    self._stalled = False
+    return events
+
+  def close(self) -> None:
+    """Gives up what is left and waits for the device."""
+    state, self._state = self._state, None
+    self.rows = [None] * len(self.rows)
+    self.queue.clear()
+    self._unread.clear()
+    for leaf in jax.tree.leaves(state):
+      # Deleted if a step that was to take its place was interrupted.
+      if not leaf.is_deleted():
+        jax.block_until_ready(leaf)
+
+  @property
+  def cache(self) -> Any:
+    """The cache of all rows, None before the first row was used."""
+    return None if self._state is None else self._state.cache
+
+  @functools.cached_property
+  def _page_bytes(self) -> int:
+    return self._state.cache.page_bytes
+
+  @functools.cached_property
+  def _scarce(self) -> bool:
     # With pages for every row at full length none can ever lack one.
-    self.scarce = cache.pool.num_pages < cache.block_table.size
+    cache = self._state.cache
+    return cache.pool.num_pages < cache.block_table.size
 
   def _announce(self, what: str) -> None:
     key = (what, len(self.rows))
-    if self.progress is not None and key not in self.fns.announced:
-      self.progress(f"Compiling {what} for {len(self.rows)} rows (seconds)")
-    self.fns.announced.add(key)
+    if self._progress is not None and key not in self._fns.announced:
+      self._progress(f"Compiling {what} for {len(self.rows)} rows (seconds)")
+    self._fns.announced.add(key)
 
   def _mask(self, row: int) -> Array:
     return jnp.asarray(np.arange(len(self.rows)) == row)
 
   def _has_pages(self, positions: int) -> bool:
-    if not self.scarce:
+    if not self._scarce:
       return True
     needed = -(-positions // self.model.page_size)
-    return needed <= int(self.state.cache.pool.num_free)
+    return needed <= int(self._state.cache.pool.num_free)
 
-  def _read_prompt(self, at: int, row: _Row) -> None:
+  def _read_prompt(self, at: int, row: _row.Row) -> None:
     """Enqueues the prefill of everything that is known of a row."""
     chunks = self.model.prefill_chunks
     chunk = next((c for c in chunks if c >= row.known), chunks[-1])
     self._announce(f"the prefill of {chunk} tokens")
     rows = jnp.full((1,), at, jnp.int32)
     for _ in range(0, row.known, chunk):
-      self.state, emitted = self.fns.prefill(
-        self.model.params, self.state, rows, chunk
+      self._state, emitted = self._fns.prefill(
+        self.model.params, self._state, rows, chunk
       )
     row.waiting = False
     row.enqueued += 1
-    self.unread.append((emitted, [row]))
+    self._unread.append((emitted, [row]))
 
-  def admit(self) -> None:
-    """Gives free rows to what waits, as far as there are pages."""
-    for at in list(self.order):
+  def _admit(self) -> None:
+    """Gives rows to those that wait, in their order, as far as pages go."""
+    if self._state is None:
+      if not self.queue:
+        return
+      self._state = self._fns.empty(self.model.params, len(self.rows))
+    for at in list(self._order):
       row = self.rows[at]
-      if row is not None and row.waiting and self._has_pages(row.known):
+      if row is not None and row.waiting:
+        if not self._has_pages(row.known):
+          return  # nobody newer may take the pages that it waits for
         self._read_prompt(at, row)
     for at, holder in enumerate(self.rows):
-      if holder is not None or not self.queue:
+      if holder is not None:
         continue
-      if not self._has_pages(self.queue[0][1].prompt_length):
+      if not self.queue or not self._has_pages(self.queue[0][1].prompt_length):
         return
-      index, request = self.queue.popleft()
-      row = _Row(index=index, request=request, started=time.perf_counter())
-      self.state = self.fns.admit(
-        self.state,
-        jnp.int32(at),
+      index, request, submitted = self.queue.popleft()
+      now = time.perf_counter()
+      row = _row.make_row(index, request, now - submitted, now)
+      self._state = self._fns.admit(
+        self._state,
+        np.int32(at),
         request.prompt,
-        jnp.int32(request.prompt_length),
+        np.int32(request.prompt_length),
         request.sampling,
-        jnp.int32(request.max_new_tokens),
+        np.int32(request.max_new_tokens),
         request.stop_ids,
       )
       self.rows[at] = row
-      self.order.append(at)
+      self._order.append(at)
       self._read_prompt(at, row)
 
-  def enqueue_step(self) -> bool:
+  def _enqueue_step(self) -> bool:
     """Enqueues a round if some row is sure to gain by it."""
     if not any(row.remaining > 0 for row in self.rows if _runs(row)):
       return False
     self._announce("the decode step")
-    self.state, emitted = self.fns.step(self.model.params, self.state)
+    self._state, emitted = self._fns.step(self.model.params, self._state)
+    self.steps += 1
+    self.row_steps += sum(map(_runs, self.rows))
     self._expect(emitted)
     return True
 
@@ -195,47 +279,39 @@ class _Run:
     for row in running:
       if row is not None:
         row.enqueued += 1
-    self.unread.append((emitted, running))
+    self._unread.append((emitted, running))
 
-  def _finish(self, at: int, row: _Row, reason: str) -> Outcome:
+  def _finish(
+    self, at: int, row: _row.Row, reason: str
+  ) -> _generation.Generation:
     used = sum(
       -(-(each.known - 1) // self.model.page_size)
       for each in self.rows
       if _runs(each)
     )
-    self.state = self.fns.release(self.state, self._mask(at))
+    self._state = self._fns.release(self._state, self._mask(at))
     self.rows[at] = None
-    self.order.remove(at)
-    seconds = row.last - row.first
-    return Outcome(
-      tokens=tuple(row.tokens),
-      prompt_tokens=row.request.prompt_length,
-      finish_reason=reason,
-      rounds=row.rounds,
-      tokens_per_second=(
-        (len(row.tokens) - 1) / seconds if len(row.tokens) > 1 else 0.0
-      ),
-      time_to_first_token_s=row.first - row.started,
-      peak_cache_bytes=used * self.page_bytes,
-    )
+    self._order.remove(at)
+    self._room = True
+    return row.result(reason, used * self._page_bytes)
 
-  def _give_up(self, at: int, row: _Row) -> Event:
+  def _give_up(self, at: int, row: _row.Row) -> Event:
     warnings.warn(
       f"{row.request.name}: the logits after {row.known} tokens are not finite;"
       " generation ends there (are there NaNs in the weights, or does the"
       " dtype overflow?)",
       stacklevel=2,
     )
-    if not row.first:
-      row.first = row.last = time.perf_counter()
-    return Event(row.index, (), self._finish(at, row, "non_finite"))
+    rest = row.transcript.finish()
+    return Event(row.index, rest, self._finish(at, row, "non_finite"))
 
-  def _read(self) -> Iterator[Event]:
+  def _read(self) -> list[Event]:
     """Reads the oldest round and notes which rows it could not help."""
-    emitted, holders = self.unread.popleft()
-    tokens, count, status, finite, lacking, rows = jax.device_get(
+    emitted, holders = self._unread.popleft()
+    tokens, logprobs, count, status, finite, lacking, rows = jax.device_get(
       (
         emitted.tokens,
+        emitted.logprobs,
         emitted.count,
         emitted.status,
         emitted.finite,
@@ -244,115 +320,76 @@ class _Run:
       )
     )
     now = time.perf_counter()
-    self.stalled = bool(lacking.any() and not count.any())
-    self.broken = []
+    self._stalled = bool(lacking.any() and not count.any())
+    self._broken = []
+    events = []
     for i, row in enumerate(holders):
       at = int(rows[i])
       if row is None or self.rows[at] is not row:
         continue  # ended or preempted since this round was enqueued
       row.enqueued -= 1
       if count[i]:
-        fresh = tuple(int(token) for token in tokens[i, : count[i]])
-        row.tokens.extend(fresh)
-        row.rounds += 1
-        row.first = row.first or now
-        row.last = now
+        fresh = tokens[i, : count[i]].tolist()
+        certain = row.push(fresh, logprobs[i, : count[i]].tolist(), now)
         reason = _REASONS.get(int(status[i]))
-        outcome = self._finish(at, row, reason) if reason else None
-        yield Event(row.index, fresh, outcome)
+        if reason or row.transcript.stopped:
+          certain += row.transcript.finish()
+          if row.transcript.stopped:
+            reason = "stop"
+        ended = self._finish(at, row, reason) if reason else None
+        events.append(Event(row.index, certain, ended))
       elif not finite[i]:
-        self.broken.append((at, row))
+        self._broken.append((at, row))
+    return events
 
-  def _retry_plainly(self) -> Iterator[Event]:
+  def _retry_plainly(self) -> list[Event]:
     """Repeats a round root-only: nothing wrong was ever committed."""
-    lost = [(at, row) for at, row in self.broken if not row.tokens]
-    again = [(at, row) for at, row in self.broken if row.tokens]
+    lost = [(at, row) for at, row in self._broken if not row.emitted]
+    again = [(at, row) for at, row in self._broken if row.emitted]
     if again:
       plain = _compiled(self.model.fallback)
       self._announce("the plain decode step")
-      self.state, emitted = plain.step(self.model.params, self.state)
+      self._state, emitted = plain.step(self.model.params, self._state)
       self._expect(emitted)
       finite = np.asarray(emitted.finite)
       lost += [(at, row) for at, row in again if not finite[at]]
     # Where not even the prompt's end was finite there is nothing plainer.
-    for at, row in lost:
-      yield self._give_up(at, row)
+    return [self._give_up(at, row) for at, row in lost]
 
   def _preempt(self) -> None:
     """All running rows lack pages: the newest gives its own back."""
     newest = next(
       at
-      for at in reversed(self.order)
+      for at in reversed(self._order)
       if (row := self.rows[at]) is not None and not row.waiting
     )
     row = self.rows[newest]
     assert row is not None
     row.waiting = True
-    self.state = self.fns.preempt(self.state, self._mask(newest))
-
-  def events(self) -> Iterator[Event]:
-    """Runs everything to its end."""
-    room = True
-    while self.queue or any(self.rows):
-      if room:
-        self.admit()
-      enqueued = self.enqueue_step()
-      room = False
-      # One round stays unread while the next one runs, unless there is
-      # trouble to decide about: then everything is read first.
-      while self.unread and (
-        len(self.unread) > 1 or not enqueued or self.stalled or self.broken
-      ):
-        for event in self._read():
-          room = room or event.outcome is not None
-          yield event
-      if self.broken:
-        for event in self._retry_plainly():
-          room = True
-          yield event
-        self.broken = []
-      elif self.stalled and not room:
-        self._preempt()
-        # If nobody runs now, no row will end and make room: it is there.
-        room = not any(map(_runs, self.rows))
-      self.stalled = False
+    self._state = self._fns.preempt(self._state, self._mask(newest))
 
 
-def run(
-  model: assemble.LanguageModel,
-  requests: Sequence[_request.Request],
-  batch_size: int,
-  progress: assemble.Progress | None = None,
-) -> Iterator[Event]:
-  """Decodes requests in up to `batch_size` rows at a time.
+def _unstarted(
+  number: int, request: _request.Request, reason: str, waited: float
+) -> Event:
+  """The end of a request that never had a row."""
+  row = _row.make_row(number, request, waited, 0.0)
+  return Event(number, "", row.result(reason, 0))
+
+
+def batch_for(count: int, batch_size: int) -> int:
+  """Rows for a list of `count` requests: the next power of two.
+
+  So that lists of various lengths share programs.
 
   Args:
-    model: what decodes.
-    requests: in the order in which they are admitted.
-    batch_size: rows at most; the compiled batch is the next power of two, so
-      that lists of various lengths share programs.
-    progress: called before a long compilation.
-
-  Yields:
-    `Event`, one a round and request, in the order of reading.
+    count: requests.
+    batch_size: rows at most.
 
   Raises:
     ValueError: for a batch size below 1.
   """
   if batch_size < 1:
     raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
-  working = []
-  for index, request in enumerate(requests):
-    if request.max_new_tokens:
-      working.append((index, request))
-      continue
-    nothing = Outcome((), request.prompt_length, "length", 0, 0.0, 0.0, 0)
-    yield Event(index, (), nothing)
-  if not working:
-    return
-  rows = min(batch_size, len(working))
-  batch = min(batch_size, 1 << (rows - 1).bit_length())
-  indices = [index for index, _ in working]
-  on_the_way = _Run(model, [request for _, request in working], batch, progress)
-  for event in on_the_way.events():
-    yield event._replace(request=indices[event.request])
+  rows = max(min(batch_size, count), 1)
+  return min(batch_size, 1 << (rows - 1).bit_length())

@@ -10,14 +10,13 @@ import pytest
 
 import ldjax
 from ldjax import _engine, _request, testing
-from ldjax import sampling as sampling_lib
 
 
 @pytest.fixture(autouse=True)
 def never_hangs(monkeypatch):
   """Fails a test whose host loop goes round and round."""
   turns = 0
-  enqueue = _engine._Run.enqueue_step
+  enqueue = _engine.Engine._enqueue_step
 
   def counted(run):
     nonlocal turns
@@ -26,47 +25,45 @@ def never_hangs(monkeypatch):
       raise AssertionError("the host loop does not come to an end")
     return enqueue(run)
 
-  monkeypatch.setattr(_engine._Run, "enqueue_step", counted)
+  monkeypatch.setattr(_engine.Engine, "_enqueue_step", counted)
 
 
 @pytest.fixture
 def preempted(monkeypatch):
   """Counts preemptions: a list with an entry for each."""
   calls = []
-  preempt = _engine._Run._preempt
+  preempt = _engine.Engine._preempt
 
   def counted(run):
     calls.append(len(run.queue))
     preempt(run)
 
-  monkeypatch.setattr(_engine._Run, "_preempt", counted)
+  monkeypatch.setattr(_engine.Engine, "_preempt", counted)
   return calls
 
 
-def request(model, tokens, limit, **settings):
-  stop_ids = settings.pop("stop_ids", model.eos_token_ids)
-  return _request.make_request(
-    model,
-    tokens,
-    max_new_tokens=limit,
-    sampling=sampling_lib.make_sampling(1, **settings),
-    row=0,
-    stop_ids=stop_ids,
-    name="the prompt",
-  )
+def request(model, tokens, limit, stop_ids=None, **settings):
+  """A request for `limit` tokens that ends at `stop_ids` alone, if given."""
+  if stop_ids is not None:
+    model = dataclasses.replace(model, eos_token_ids=tuple(stop_ids))
+  settings = ldjax.Settings(max_new_tokens=limit, **settings)
+  [one] = _request.make_requests(model, tokens, settings)
+  return one
 
 
 def finish(model, requests, batch):
-  """Runs requests to their end; their outcomes, and the state that is left."""
-  run = _engine._Run(model, requests, batch, None)
-  outcomes = [None] * len(requests)
-  emitted = [()] * len(requests)
-  for event in run.events():
-    assert outcomes[event.request] is None, "an event after the last one"
-    outcomes[event.request] = event.outcome
-    emitted[event.request] += event.tokens
-  assert [outcome.tokens for outcome in outcomes] == emitted
-  return outcomes, run.state
+  """Runs requests to their end; what they came to, and the cache left."""
+  engine = _engine.Engine(model, batch)
+  assert [engine.submit(each) for each in requests] == [*range(len(requests))]
+  results = [None] * len(requests)
+  texts = [""] * len(requests)
+  while not engine.idle:
+    for event in engine.advance():
+      assert results[event.request] is None, "an event after the last one"
+      results[event.request] = event.generation
+      texts[event.request] += event.text
+  assert [result.text for result in results] == texts
+  return results, engine._state
 
 
 def assert_nothing_is_held(state):
@@ -125,7 +122,7 @@ class TestScarcePool:
 
   def test_what_can_never_fit_is_refused_at_once(self, scarce, monkeypatch):
     monkeypatch.setattr(
-      _engine._Run, "__init__", lambda *_: pytest.fail("work began")
+      _engine.Engine, "__init__", lambda *_, **__: pytest.fail("work began")
     )
     # 61 + 5 tokens, of which the last is never committed: 65 positions.
     with pytest.raises(ValueError) as caught:
@@ -209,23 +206,29 @@ class TestRowsComeAndGo:
   def test_events_come_as_rounds_are_read(self, scripted, bigram):
     model = scripted(bigram(), draft="none", num_pages=6)
     requests = [request(model, [t], n) for t, n in ((5, 3), (6, 0), (7, 2))]
-    events = list(_engine.run(model, requests, 2))
+    engine = _engine.Engine(model, 2)
+    for each in requests:
+      engine.submit(each)
+    events = []
+    while not engine.idle:
+      events += engine.advance()
     assert events[0].request == 1  # nothing to do: at once
-    assert events[0].outcome.finish_reason == "length"
-    assert {len(event.tokens) for event in events[1:]} == {1}
+    assert events[0].generation.finish_reason == "length"
+    assert {len(event.text) for event in events[1:]} == {1}
     assert [event.request for event in events[1:]].count(0) == 3
-    assert [e.request for e in events if e.outcome] == [1, 2, 0]
+    assert [e.request for e in events if e.generation] == [1, 2, 0]
 
-  def test_batch_is_the_next_power_of_two(self, tiny, monkeypatch):
-    sizes = []
-    monkeypatch.setattr(
-      _engine._Run, "__init__", lambda s, m, r, batch, p: sizes.append(batch)
-    )
-    monkeypatch.setattr(_engine._Run, "events", lambda s: iter(()))
-    one = request(tiny, [1], 1)
-    for count, most in ((1, 8), (3, 8), (5, 8), (9, 8), (5, 6), (3, 1)):
-      list(_engine.run(tiny, [one] * count, most))
-    assert sizes == [1, 4, 8, 8, 6, 1]
+  def test_batch_is_the_next_power_of_two(self):
+    for count, most, rows in (
+      (1, 8, 1),
+      (0, 8, 1),
+      (3, 8, 4),
+      (5, 8, 8),
+      (9, 8, 8),
+      (5, 6, 6),
+      (3, 1, 1),
+    ):
+      assert _engine.batch_for(count, most) == rows
 
   def test_progress_is_told_once_before_a_compilation(self, scripted, bigram):
     lines = []
@@ -378,9 +381,13 @@ class TestInterrupted:
 
   def test_by_leaving_the_loop(self, tiny):
     want = ldjax.generate(tiny, "hello", max_new_tokens=20).tokens
-    for event in _engine.run(tiny, [request(tiny, [1], 20)] * 3, 1):
-      assert event.outcome is None
-      break
+    engine = _engine.Engine(tiny, 1)
+    for _ in range(3):
+      engine.submit(request(tiny, [1], 20))
+    engine.advance()
+    assert engine.running == 1
+    engine.close()
+    assert engine.idle
     assert ldjax.generate(tiny, "hello", max_new_tokens=20).tokens == want
 
   def test_by_an_error_of_progress(self, scripted, bigram):

@@ -313,7 +313,7 @@ class TestErrors:
       raise AssertionError("work began before the error was found")
 
     with monkeypatch.context() as patch:
-      patch.setattr(_engine._Run, "events", start)
+      patch.setattr(_engine.Engine, "advance", start)
       yield
     result = ldjax.generate(tiny, PROMPTS[0], max_new_tokens=LENGTH)
     assert result.tokens == alone["greedy"][0].tokens
@@ -328,14 +328,14 @@ class TestErrors:
       ([1, 262], {}, r"token 262; the model knows 0 to 261"),
       ([-1], {}, r"token -1;"),
       ([1], {"max_new_tokens": -1}, r"max_new_tokens is -1"),
-      ([[1], [2]], {"max_new_tokens": [1, -2]}, r"-2 for prompt 1"),
+      ([[1], [2]], {"max_new_tokens": [1, -2]}, r"max_new_tokens is -2"),
       ([1], {"batch_size": 0}, r"batch_size is 0"),
       ([1], {"batch_size": -3}, r"batch_size is -3"),
       ([[1], [2]], {"max_new_tokens": [1]}, r"1 entries for 2 prompts"),
       ([[1], [2]], {"temperature": [1.0] * 3}, r"temperature has 3 entries"),
-      ([[1], [2]], {"top_k": [1]}, r"top_k has 1 entries for 2 rows"),
+      ([[1], [2]], {"top_k": [1]}, r"top_k has 1 entries for 2 prompts"),
       ([[1], [2]], {"top_p": [0.5]}, r"top_p has 1 entries"),
-      ([[1], [2]], {"seed": [1, 2, 3]}, r"seed has 3 entries for 2 rows"),
+      ([[1], [2]], {"seed": [1, 2, 3]}, r"seed has 3 entries for 2 prompts"),
       ([1], {"top_k": -1}, r"top_k is -1"),
       ([1], {"top_p": 0.0}, r"top_p is 0"),
       ([1], {"top_p": 1.5}, r"top_p is 1.5"),

@@ -1,5 +1,6 @@
 """Methods of decoding side by side, on the same prompts, in one process."""
 
+import dataclasses
 import pathlib
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -7,11 +8,11 @@ from typing import Any
 
 import jax
 
-from ldjax import _generate, assemble
-from ldjax import sampling as sampling_lib
+from ldjax import _generate, _generation, _settings, assemble
 from ldjax.bench import _margin
 
 BASELINE = "autoregressive"
+"""The method that all others are compared with: plain decoding."""
 
 
 def make_methods(
@@ -49,18 +50,9 @@ def make_methods(
   return methods
 
 
-def _run(
-  method: assemble.LanguageModel, prompt: str, settings: Mapping[str, Any]
-) -> _generate.Generation:
-  result: _generate.Generation = _generate.generate(method, prompt, **settings)
-  # The round that was enqueued in vain must not run into the next method.
-  jax.effects_barrier()
-  return result
-
-
 def _ratio(
-  runs: Sequence[_generate.Generation],
-  baseline: Sequence[_generate.Generation],
+  runs: Sequence[_generation.Generation],
+  baseline: Sequence[_generation.Generation],
 ) -> float | None:
   ratios = [
     run.tokens_per_second / plain.tokens_per_second
@@ -70,7 +62,7 @@ def _ratio(
   return statistics.median(ratios) if ratios else None
 
 
-def _total_rate(runs: Sequence[_generate.Generation]) -> float:
+def _total_rate(runs: Sequence[_generation.Generation]) -> float:
   tokens = sum(len(run.tokens) - 1 for run in runs if run.tokens_per_second)
   seconds = sum(
     (len(run.tokens) - 1) / run.tokens_per_second
@@ -80,17 +72,14 @@ def _total_rate(runs: Sequence[_generate.Generation]) -> float:
   return tokens / seconds if seconds else 0.0
 
 
+@_settings.takes_settings
 def compare(
   methods: Mapping[str, assemble.LanguageModel],
   prompts: Sequence[str],
+  settings: _settings.Settings | None = None,
   *,
-  max_new_tokens: int = 128,
-  temperature: float | None = None,
-  top_k: int | None = None,
-  top_p: float | None = None,
-  seed: int = 0,
-  chat: bool | None = None,
   on_prompt: Callable[[int], None] | None = None,
+  **changes: Any,
 ) -> dict[str, Any]:
   """Measures methods against plain decoding, interleaved prompt by prompt.
 
@@ -101,13 +90,9 @@ def compare(
   Args:
     methods: from `make_methods`; `autoregressive` must be among them.
     prompts: texts.
-    max_new_tokens: tokens to emit for each at most.
-    temperature: 0 or None is greedy; as are the rest, for all methods alike.
-    top_k: see `generate`.
-    top_p: see `generate`.
-    seed: see `generate`.
-    chat: see `generate`.
+    settings: for all methods alike, see `Settings`.
     on_prompt: called with the number of prompts done.
+    **changes: settings by name.
 
   Returns:
     What `ldjax bench --json` writes: `model`, `device`, `prompts`,
@@ -119,47 +104,48 @@ def compare(
     compared) and `near_ties` (of the unequal ones).
 
   Raises:
-    ValueError: without the baseline.
+    ValueError: without the baseline, or for several samples.
   """
   if BASELINE not in methods:
     raise ValueError(f"the methods lack {BASELINE}, the baseline")
   some = next(iter(methods.values()))
-  settings = {
-    "max_new_tokens": max_new_tokens,
-    "temperature": temperature,
-    "top_k": top_k,
-    "top_p": top_p,
-    "seed": seed,
-    "chat": chat,
-  }
+  settled = _settings.settle(settings, changes)
+  if settled.num_samples > 1:
+    raise ValueError(
+      f"num_samples is {settled.num_samples}; one text a prompt is compared"
+    )
+  short = min(8, settled.max_new_tokens)
+  warm_up = dataclasses.replace(
+    settled,
+    max_new_tokens=short,
+    min_new_tokens=min(short, settled.min_new_tokens),
+  )
   for method in methods.values():
     for prompt in {max(prompts, key=len), min(prompts, key=len)}:
-      _run(method, prompt, {**settings, "max_new_tokens": 8})
-  runs: dict[str, list[_generate.Generation]] = {n: [] for n in methods}
+      _generate.generate(method, prompt, warm_up)
+  runs: dict[str, list[_generation.Generation]] = {n: [] for n in methods}
   for number, prompt in enumerate(prompts):
     names = list(methods)
     first = number % len(names)
     for name in names[first:] + names[:first]:
-      runs[name].append(_run(methods[name], prompt, settings))
+      runs[name].append(_generate.generate(methods[name], prompt, settled))
     if on_prompt is not None:
       on_prompt(number + 1)
 
-  sampling = sampling_lib.make_sampling(
-    1, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
-  )
   baseline = runs[BASELINE]
 
   def near_ties(name: str) -> Iterator[bool]:
     for prompt, run, plain in zip(prompts, runs[name], baseline, strict=True):
       if run.tokens != plain.tokens:
-        ids = _generate.encode_prompt(some.tokenizer, prompt, chat)
-        yield _margin.is_near_tie(some, ids, plain.tokens, run.tokens, sampling)
+        yield _margin.is_near_tie(
+          some, prompt, plain.tokens, run.tokens, settled
+        )
 
   return {
     "model": some.name,
     "device": jax.devices()[0].device_kind,
     "prompts": len(prompts),
-    "max_new_tokens": max_new_tokens,
+    "max_new_tokens": settled.max_new_tokens,
     "methods": {
       name: {
         "tokens_per_second": _total_rate(runs[name]),

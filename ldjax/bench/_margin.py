@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ldjax import assemble
+from ldjax import _request, _settings, assemble
 from ldjax import sampling as sampling_lib
 
 NEAR_TIE = 1e-3
@@ -18,6 +18,7 @@ _CHUNK = 64
 
 # Its branches would be compiled anew at every call without jit.
 _warp = jax.jit(sampling_lib.warp)
+_adjust = jax.jit(sampling_lib.adjust)
 
 
 @functools.lru_cache(maxsize=16)
@@ -72,10 +73,11 @@ def margin(
   """How much the logits would have to move for another token to be drawn.
 
   The smaller of two distances: between the best two perturbed scores, and to
-  the cut of top-k or top-p where a token on its other side would have won.
+  the cut of top-k, top-p or min-p where a token on its other side would have
+  won.
 
   Args:
-    logits: [V] float32.
+    logits: [V] float32, after penalties and bans.
     sampling: of one row.
     position: that the token takes.
 
@@ -89,7 +91,8 @@ def margin(
     >>> margin(logits, sampling.make_sampling(1), 5)
     0.25
   """
-  row = logits.astype(np.float64)
+  # A banned token is as far from being drawn as can be.
+  row = np.maximum(logits.astype(np.float64), -1e30)
   if not float(sampling.temperature[0]):
     second, first = np.sort(row)[-2:]
     return float(first - second)
@@ -122,6 +125,9 @@ def margin(
     larger = np.empty_like(weight)
     larger[order] = np.cumsum(weight[order]) - weight[order]
     to_cut = np.minimum(to_cut, np.abs(larger - top_p))
+  min_p = float(sampling.min_p[0])
+  if min_p > 0:
+    to_cut = np.minimum(to_cut, np.abs(scores - scores.max() - np.log(min_p)))
   flips = np.where(keep, behind, np.maximum(behind, to_cut))
   flips[winner] = to_cut[winner]
   return float(np.min(flips))
@@ -129,23 +135,35 @@ def margin(
 
 def is_near_tie(
   model: assemble.LanguageModel,
-  prompt: Sequence[int],
+  prompt: _request.Prompt,
   one: Sequence[int],
   other: Sequence[int],
-  sampling: sampling_lib.Sampling,
+  settings: _settings.Settings,
 ) -> bool:
   """Whether two different emitted texts part at a near tie.
 
   Args:
     model: that emitted both.
-    prompt: ids of their prompt.
+    prompt: their prompt.
     one: ids of the one.
     other: ids of the other.
-    sampling: of one row, the same for both.
+    settings: the same for both.
   """
   same = 0
   while same < min(len(one), len(other)) and one[same] == other[same]:
     same += 1
-  context = [*prompt, *one[:same]]
-  logits = next_logits(model, context)
-  return margin(logits, sampling, len(context)) < NEAR_TIE
+  [request] = _request.make_requests(model, prompt, settings)
+  length = request.prompt_length
+  context = [*request.prompt[:length].tolist(), *one[:same]]
+  sampling = jax.tree.map(lambda x: jnp.asarray(x)[None], request.sampling)
+  logits = _adjust(
+    jnp.asarray(next_logits(model, context))[None],
+    sampling,
+    sampling_lib.History(
+      jnp.asarray([context], jnp.int32),
+      jnp.asarray([length], jnp.int32),
+      jnp.asarray([len(context)], jnp.int32),
+    ),
+    jnp.asarray(request.stop_ids)[None],
+  )
+  return margin(np.asarray(logits)[0], sampling, len(context)) < NEAR_TIE

@@ -9,8 +9,9 @@ import rich.progress
 import rich.table
 import typer
 
+from ldjax import _settings
 from ldjax import bench as bench_lib
-from ldjax.cli import _console
+from ldjax.cli import _console, _options
 
 
 def _table(report: dict[str, Any]) -> rich.table.Table:
@@ -60,15 +61,12 @@ def bench(
   limit: Annotated[
     int | None, typer.Option(help="Prompts to take at most.")
   ] = None,
-  max_new_tokens: Annotated[int, typer.Option(help="Tokens at most.")] = 128,
-  temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-  top_p: Annotated[
-    float | None, typer.Option(help="Share of probability to draw from.")
-  ] = None,
-  top_k: Annotated[
-    int | None, typer.Option(help="Most likely tokens to draw from.")
-  ] = None,
-  seed: Annotated[int, typer.Option(help="For all methods alike.")] = 0,
+  max_new_tokens: _options.MaxNewTokens = 128,
+  temperature: _options.Temperature = 0.0,
+  top_p: _options.TopP = None,
+  top_k: _options.TopK = None,
+  min_p: _options.MinP = None,
+  seed: _options.Seed = 0,
   as_json: Annotated[
     pathlib.Path | None,
     typer.Option("--json", help="File to write the figures to."),
@@ -81,6 +79,14 @@ def bench(
   autoregressive on the same prompt.
   """
   with _console.reported_errors():
+    settings = _settings.Settings(
+      max_new_tokens=max_new_tokens,
+      temperature=temperature,
+      top_k=top_k,
+      top_p=top_p,
+      min_p=min_p,
+      seed=seed,
+    )
     texts = bench_lib.read_prompts(prompts, limit)
     if as_json is not None and not as_json.parent.is_dir():
       raise FileNotFoundError(f"{as_json}: there is no folder to write it to")
@@ -95,11 +101,7 @@ def bench(
       report = bench_lib.compare(
         made,
         texts,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
+        settings,
         on_prompt=lambda done: progress.update(task, completed=done),
       )
     rich.console.Console().print(_table(report))

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from ldjax import _generate
-from ldjax.cli import _console
+from ldjax import _generate, _settings
+from ldjax.cli import _console, _options
 
 
 def generate(
@@ -27,19 +27,21 @@ def generate(
       " 1,7,6, or a published Medusa tree such as mc_sim_7b_63."
     ),
   ] = None,
-  max_new_tokens: Annotated[int, typer.Option(help="Tokens at most.")] = 128,
+  max_new_tokens: _options.MaxNewTokens = 128,
+  min_new_tokens: _options.MinNewTokens = 0,
   max_len: Annotated[
     int | None,
     typer.Option(help="Tokens of prompt and answer together at most."),
   ] = None,
-  temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-  top_p: Annotated[
-    float | None, typer.Option(help="Share of probability to draw from.")
-  ] = None,
-  top_k: Annotated[
-    int | None, typer.Option(help="Most likely tokens to draw from.")
-  ] = None,
-  seed: Annotated[int, typer.Option(help="Same seed, same text.")] = 0,
+  temperature: _options.Temperature = 0.0,
+  top_p: _options.TopP = None,
+  top_k: _options.TopK = None,
+  min_p: _options.MinP = None,
+  repetition_penalty: _options.RepetitionPenalty = None,
+  presence_penalty: _options.PresencePenalty = None,
+  frequency_penalty: _options.FrequencyPenalty = None,
+  stop: _options.Stop = None,
+  seed: _options.Seed = 0,
   chat: Annotated[
     bool | None,
     typer.Option(
@@ -47,6 +49,9 @@ def generate(
       help="Put the prompt into the chat template; default if there is one.",
     ),
   ] = None,
+  show_rounds: Annotated[
+    bool, typer.Option(help="Show the text again, a bar where a round ended.")
+  ] = False,
   as_json: Annotated[
     bool, typer.Option("--json", help="Print one JSON object, no stream.")
   ] = False,
@@ -57,18 +62,23 @@ def generate(
   mean accepted is tokens emitted over rounds (1 without a draft).
   """
   with _console.reported_errors():
-    loaded = _console.load(model, draft, tree, max_len)
-    stream = _generate.stream(
-      loaded,
-      prompt,
+    settings = _settings.Settings(
       max_new_tokens=max_new_tokens,
+      min_new_tokens=min_new_tokens,
       temperature=temperature,
       top_k=top_k,
       top_p=top_p,
+      min_p=min_p,
+      repetition_penalty=repetition_penalty,
+      presence_penalty=presence_penalty,
+      frequency_penalty=frequency_penalty,
+      stop=stop or (),
+      logprobs=as_json,
       seed=seed,
       chat=chat,
-      progress=_console.say,
     )
+    loaded = _console.load(model, draft, tree, max_len)
+    stream = _generate.stream(loaded, prompt, settings, progress=_console.say)
     for piece in stream:
       if not as_json:
         print(piece, end="", flush=True)
@@ -77,7 +87,9 @@ def generate(
       fields = {
         "text": result.text,
         "tokens": list(result.tokens),
+        "logprobs": list(result.logprobs or ()),
         "rounds": result.rounds,
+        "round_tokens": list(result.round_tokens),
         "mean_accepted": result.mean_accepted,
         "tokens_per_second": result.tokens_per_second,
         "time_to_first_token_s": result.time_to_first_token_s,
@@ -86,6 +98,8 @@ def generate(
       print(json.dumps(fields, ensure_ascii=False))
       return
     print()
+    if show_rounds:
+      _console.say(result.show())
     _console.say(
       f"{len(result.tokens)} tokens, {result.tokens_per_second:.1f} tokens/s,"
       f" mean accepted {result.mean_accepted:.2f} (tokens emitted over"

@@ -142,29 +142,34 @@ class TestCompare:
 
   def test_speedup_is_the_median_of_paired_ratios(self, tiny, monkeypatch):
     from ldjax import _generate
-    from ldjax.bench import _compare
 
     rates = {"plain": [10.0, 20.0, 40.0], "fast": [30.0, 20.0, 60.0]}
     order = []
 
+    warm_up = [2 * 2]
+
     def run(method, prompt, settings):
-      if settings["max_new_tokens"] == 8:  # the warm-up
+      if warm_up[0]:
+        warm_up[0] -= 1
         rate = 1.0
       else:
         order.append((method, prompt))
         rate = rates[method][PROMPTS.index(prompt)]
-      return _generate.Generation(
+      return ldjax.Generation(
         text="",
         tokens=(1,) * 5,
+        pieces=("",) * 5,
+        round_tokens=(1,) * 5 if method == "plain" else (3, 2),
+        logprobs=None,
         prompt_tokens=1,
         finish_reason="length",
-        rounds=5 if method == "plain" else 2,
         tokens_per_second=rate,
         time_to_first_token_s=rate / 10,
+        waited_s=0.0,
         peak_cache_bytes=int(rate),
       )
 
-    monkeypatch.setattr(_compare, "_run", run)
+    monkeypatch.setattr(_generate, "generate", run)
 
     class Method(str):
       name = "m"

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import ldjax
 from ldjax import bench, sampling
 
 
@@ -168,7 +169,6 @@ class TestNextLogits:
       np.testing.assert_allclose(have, want[length - 1], atol=1e-4, rtol=0)
 
   def test_is_what_generate_draws_from(self, tiny, tiny_plain):
-    import ldjax
 
     prompt = list(range(5, 15))
     result = ldjax.generate(tiny_plain, prompt, max_new_tokens=3)
@@ -194,13 +194,13 @@ class TestIsNearTie:
     ],
   )
   def test_where_the_texts_part(self, model, one, other, want):
-    settings = sampling.make_sampling(1)
+    settings = ldjax.Settings()
     for pair in ((one, other), (other, one)):
       assert bench.is_near_tie(model, [7, 1], *pair, settings) is want
 
   def test_noise_decides_at_a_temperature(self, model):
     # The same rows; the noise of the position moves a gap of 5e-4 apart.
-    settings = sampling.make_sampling(1, temperature=1.0, seed=3)
+    settings = ldjax.Settings(temperature=1.0, seed=3)
     assert not bench.is_near_tie(model, [7, 1], [2, 3, 4], [2, 3, 9], settings)
 
   def test_the_limit_is_that_of_the_design(self):

@@ -16,7 +16,9 @@ from ldjax.cli import _console
 KEYS = [
   "text",
   "tokens",
+  "logprobs",
   "rounds",
+  "round_tokens",
   "mean_accepted",
   "tokens_per_second",
   "time_to_first_token_s",

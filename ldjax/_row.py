@@ -1,0 +1,122 @@
+"""A request while it is in a row of the state, as the host sees it."""
+
+import dataclasses
+
+from ldjax import _generation, _request, text
+
+
+@dataclasses.dataclass(kw_only=True)
+class Row:
+  """What was read of one request so far."""
+
+  index: int
+  """Its number."""
+  request: _request.Request
+  transcript: text.Transcript
+  waited: float
+  """Seconds in the queue."""
+  started: float
+  """When it was given its row, in seconds of `time.perf_counter`."""
+  logprobs: list[float] = dataclasses.field(default_factory=list)
+  round_tokens: list[int] = dataclasses.field(default_factory=list)
+  """Tokens that each round brought."""
+  emitted: int = 0
+  """Tokens read; after a stop string more than the transcript keeps."""
+  first: float = 0.0
+  """When its first token was read."""
+  last: float = 0.0
+  enqueued: int = 0
+  """Rounds that will bring it tokens and were not read yet."""
+  waiting: bool = False
+  """Preempted: its pages are given back, its tokens are kept."""
+
+  @property
+  def known(self) -> int:
+    """Tokens of prompt and answer."""
+    return self.request.prompt_length + self.emitted
+
+  @property
+  def remaining(self) -> int:
+    """Tokens to emit if every enqueued round brings only one."""
+    return self.request.max_new_tokens - self.emitted - self.enqueued
+
+  def push(self, tokens: list[int], logprobs: list[float], now: float) -> str:
+    """Takes what a round brought.
+
+    Args:
+      tokens: ids, at least one.
+      logprobs: of them.
+      now: when they were read.
+
+    Returns:
+      The text that is now certain.
+    """
+    self.emitted += len(tokens)
+    self.round_tokens.append(len(tokens))
+    self.logprobs += logprobs
+    self.first = self.first or now
+    self.last = now
+    return self.transcript.push(tokens)
+
+  def result(
+    self, reason: str, peak_cache_bytes: int
+  ) -> _generation.Generation:
+    """What it came to, after `transcript.finish`.
+
+    Args:
+      reason: why it ended.
+      peak_cache_bytes: in use by all rows.
+    """
+    transcript, seconds = self.transcript, self.last - self.first
+    count = len(transcript.tokens)
+    return _generation.Generation(
+      text=transcript.text,
+      tokens=tuple(transcript.tokens),
+      pieces=tuple(transcript.pieces),
+      round_tokens=_cut(self.round_tokens, count),
+      logprobs=(
+        tuple(self.logprobs[:count]) if self.request.settings.logprobs else None
+      ),
+      prompt_tokens=self.request.prompt_length,
+      finish_reason=reason,
+      tokens_per_second=(
+        (count - 1) / seconds if count > 1 and seconds > 0 else 0.0
+      ),
+      time_to_first_token_s=max(self.first - self.started, 0.0),
+      waited_s=self.waited,
+      peak_cache_bytes=peak_cache_bytes,
+    )
+
+
+def _cut(round_tokens: list[int], count: int) -> tuple[int, ...]:
+  """Tokens that each round brought, of the first `count` tokens."""
+  kept = []
+  for tokens in round_tokens:
+    if count <= 0:
+      break
+    kept.append(min(tokens, count))
+    count -= tokens
+  return tuple(kept)
+
+
+def make_row(
+  index: int, request: _request.Request, waited: float, now: float
+) -> Row:
+  """A row that nothing was read of yet.
+
+  Args:
+    index: number of the request.
+    request: what is asked.
+    waited: seconds in the queue.
+    now: when it was given the row.
+  """
+  settings = request.settings
+  return Row(
+    index=index,
+    request=request,
+    transcript=text.Transcript(
+      request.tokenizer, settings.stop, settings.min_new_tokens
+    ),
+    waited=waited,
+    started=now,
+  )
