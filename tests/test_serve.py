@@ -43,7 +43,9 @@ def _tokens(results):
 
 
 class TestTexts:
-  @pytest.mark.parametrize("batch_size", [1, 2, 4])
+  @pytest.mark.parametrize(
+    "batch_size", [pytest.param(1, marks=pytest.mark.slow), 2]
+  )
   def test_are_those_of_generate(self, tiny, alone, batch_size):
     pairs = list(zip(PROMPTS, SETTINGS, strict=True))
     with ldjax.serve(tiny, pairs, batch_size=batch_size) as server:
@@ -189,7 +191,7 @@ class TestCancel:
 class TestThreads:
   def test_arrivals_from_many_threads(self, tiny, alone):
     results = {}
-    with ldjax.serve(tiny, batch_size=3, keep_open=True) as server:
+    with ldjax.serve(tiny, batch_size=2, keep_open=True) as server:
       worker = threading.Thread(target=lambda: list(server))
       worker.start()
 
@@ -209,7 +211,8 @@ class TestThreads:
     assert _tokens(results) == [one.tokens for one in alone]
 
   def test_two_threads_share_the_work(self, tiny, alone):
-    with ldjax.serve(tiny, zip(PROMPTS, SETTINGS, strict=True)) as server:
+    pairs = zip(PROMPTS, SETTINGS, strict=True)
+    with ldjax.serve(tiny, pairs, batch_size=2) as server:
       parts = [[], []]
       threads = [
         threading.Thread(target=lambda part=part: part.extend(server))
@@ -270,7 +273,7 @@ class TestFaults:
   def test_a_bad_entry_of_the_iterable_is_told_and_the_rest_is_served(
     self, tiny
   ):
-    with ldjax.serve(tiny, [[1], [999], [2]], batch_size=4) as server:
+    with ldjax.serve(tiny, [[1], [999], [2]], batch_size=2) as server:
       with pytest.raises(ValueError, match="token 999"):
         next(server)
       assert len(list(server)) == 2
