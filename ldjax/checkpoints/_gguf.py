@@ -1,4 +1,7 @@
-"""Target models in GGUF files, architecture `llama`."""
+"""Target models in GGUF files, architectures llama, qwen2 and qwen3.
+
+Files of Mistral and of SmolLM2 say llama.
+"""
 
 import functools
 import pathlib
@@ -20,11 +23,9 @@ def _line(name: str, target: str, transform: str = "") -> _rules.Rule:
   )
 
 
-RULES = (
+_COMMON = (
   _rules.Rule(r"token_embd\.weight", "embed_tokens/weight"),
   _line("attn_norm", "input_layernorm"),
-  _line("attn_q", "self_attn/q_proj", "split_query_halves"),
-  _line("attn_k", "self_attn/k_proj", "split_key_halves"),
   _line("attn_v", "self_attn/v_proj"),
   _line("attn_output", "self_attn/o_proj"),
   _line("ffn_norm", "post_attention_layernorm"),
@@ -36,6 +37,26 @@ RULES = (
   # Read by the configuration, see `_rope_factors`.
   _rules.Rule(r"rope_freqs\.weight", None),
 )
+
+_HALVES = (
+  _line("attn_q", "self_attn/q_proj"),
+  _line("attn_k", "self_attn/k_proj"),
+)
+# For each architecture its table; only llama's q and k rows are interleaved.
+RULES = {
+  "llama": (
+    *_COMMON,
+    _line("attn_q", "self_attn/q_proj", "split_query_halves"),
+    _line("attn_k", "self_attn/k_proj", "split_key_halves"),
+  ),
+  "qwen2": (*_COMMON, *_HALVES),
+  "qwen3": (
+    *_COMMON,
+    *_HALVES,
+    _line("attn_q_norm", "self_attn/q_norm"),
+    _line("attn_k_norm", "self_attn/k_norm"),
+  ),
+}
 
 _EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
@@ -102,12 +123,6 @@ def _refuse(data: _Metadata) -> None:
       f"{path}: {data.arch}.expert_count is {data.integer('expert_count')};"
       " mixtures of experts are not supported"
     )
-  window = data.integer("attention.sliding_window", 0)
-  if 0 < window < data.integer("context_length"):
-    raise ValueError(
-      f"{path}: {data.arch}.attention.sliding_window is {window}; sliding"
-      " windows are not supported"
-    )
   kind = data.get("rope.scaling.type")
   if kind not in (None, "none"):
     raise ValueError(
@@ -120,6 +135,21 @@ def _refuse(data: _Metadata) -> None:
       f"{path}: {data.arch}.rope.scale_linear is {linear}; linear rope scaling"
       " is not supported"
     )
+
+
+def _windows(data: _Metadata) -> tuple[int | None, ...]:
+  window = data.integer("attention.sliding_window", 0)
+  if not 0 < window < data.integer("context_length"):
+    return ()
+  pattern = data.get("attention.sliding_window_pattern")
+  if data.arch != "llama" or pattern is not None:
+    # Mistral's window is every layer's; a Qwen's is that of some layers only.
+    raise ValueError(
+      f"{data.contents.path}: {data.arch}.attention.sliding_window is {window},"
+      " and the file does not say for which layers in a way that is supported;"
+      " use the Hugging Face folder"
+    )
+  return (window,) * data.integer("block_count")
 
 
 def _head_dim(data: _Metadata, hidden: int, heads: int) -> int:
@@ -152,9 +182,10 @@ def parse_config(contents: _gguf_file.Contents) -> models.TransformerConfig:
   """
   path = contents.path
   arch = contents.metadata.get("general.architecture")
-  if arch != "llama":
+  if not isinstance(arch, str) or arch not in RULES:
     raise ValueError(
-      f"{path}: general.architecture is {arch!r}; supported: 'llama'"
+      f"{path}: general.architecture is {arch!r}; supported: "
+      + ", ".join(map(repr, RULES))
     )
   data = _Metadata(contents, arch)
   _refuse(data)
@@ -195,8 +226,11 @@ def parse_config(contents: _gguf_file.Contents) -> models.TransformerConfig:
         str(np.float32(data.number("attention.layer_norm_rms_epsilon")))
       ),
       tie_word_embeddings="output.weight" not in tensors,
-      attention_bias="blk.0.attn_q.bias" in tensors,
+      qkv_bias=arch == "qwen2" or "blk.0.attn_q.bias" in tensors,
+      o_bias="blk.0.attn_output.bias" in tensors,
       mlp_bias="blk.0.ffn_gate.bias" in tensors,
+      qk_norm=arch == "qwen3",
+      windows=_windows(data),
     )
   except ValueError as error:
     raise ValueError(f"{path}: {error}") from error
@@ -216,6 +250,7 @@ def read_file(
   path: pathlib.Path,
   dtype: np.dtype[Any] | None,
   progress: _rules.Progress | None,
+  place: _rules.Place | None = None,
 ) -> tuple[models.TransformerConfig, dict[Any, Any], tuple[int, ...], str]:
   """Configuration, parameters, EOS ids and name of a GGUF file."""
   contents = _gguf_file.open_gguf(path)
@@ -232,7 +267,8 @@ def read_file(
     for info in contents.tensors
   ]
   target = dtype or np.dtype(np.float32)
-  planned = _rules.plan(RULES, tensors, models.abstract_params(config, target))
+  rules = RULES[contents.metadata["general.architecture"]]
+  planned = _rules.plan(rules, tensors, models.abstract_params(config, target))
   transforms = {
     "split_query_halves": functools.partial(
       split_halves, heads=config.num_heads
@@ -241,6 +277,6 @@ def read_file(
       split_halves, heads=config.num_kv_heads
     ),
   }
-  params = _rules.execute(planned, transforms, target, progress)
+  params = _rules.execute(planned, transforms, target, progress, place)
   name = str(contents.metadata.get("general.name", path.stem))
   return config, params, eos_of(contents), name

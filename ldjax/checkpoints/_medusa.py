@@ -90,6 +90,7 @@ def read_medusa(
   vocab_size: int | None = None,
   dtype: Any = None,
   progress: _rules.Progress | None = None,
+  place: _rules.Place | None = None,
 ) -> tuple[models.MedusaConfig, dict[Any, Any]]:
   """Reads Medusa heads strictly, in the Medusa-1 or the shared layout.
 
@@ -104,6 +105,8 @@ def read_medusa(
       when `config.json` does not say.
     dtype: float type of the parameters; None for the file's own.
     progress: called with a line of text about once a tenth of the tensors.
+    place: (path, host array) -> array, what puts each parameter where it
+      belongs as soon as it is read; None for the default device.
 
   Returns:
     The heads' configuration, and `{"heads": {i: {"blocks": {j: {"weight":
@@ -126,7 +129,7 @@ def read_medusa(
     >>> ldjax.checkpoints.read_medusa(folder)[0] == config
     True
 
-  Source: the published Medusa checkpoints (FasterDecoding/medusa-vicuna-*).
+  Source: the published Medusa checkpoints (`FasterDecoding/medusa-vicuna-*`).
   """
   folder = pathlib.Path(path)
   wanted = _read.float_dtype(dtype)
@@ -150,7 +153,8 @@ def read_medusa(
     target = wanted or _rules.common_dtype(tensors)
     abstract = abstract_file(config, target)
     planned = _rules.plan(RULES, tensors, abstract)
-    return config, _rules.execute(planned, {}, target, progress)
+    params = _rules.execute(planned, {}, target, progress, place)
+    return config, params
 
 
 def abstract_file(
@@ -194,7 +198,7 @@ def write_medusa(
   Example:
     See `read_medusa`.
 
-  Source: the published Medusa checkpoints (FasterDecoding/medusa-vicuna-*).
+  Source: the published Medusa checkpoints (`FasterDecoding/medusa-vicuna-*`).
   """
   given = _rules.flatten(params)
   wanted = _rules.flatten(abstract_file(config, np.dtype(np.float32)))

@@ -95,6 +95,7 @@ def read(
   path: str | os.PathLike[str],
   dtype: Any = None,
   progress: _rules.Progress | None = None,
+  place: _rules.Place | None = None,
 ) -> Checkpoint:
   """Reads a target model strictly: every parameter once, nothing left over.
 
@@ -107,6 +108,8 @@ def read(
     dtype: float type of the parameters; None for the files' own (the narrowest
       that holds all tensors without loss), float32 for GGUF.
     progress: called with a line of text about once a tenth of the tensors.
+    place: (path, host array) -> array, what puts each parameter where it
+      belongs as soon as it is read; None for the default device.
 
   Returns:
     Configuration, parameters, EOS ids and name.
@@ -124,14 +127,16 @@ def read(
 .gguf file or a Hugging Face folder with config.json and safetensors
 
   Source: the GGUF specification; the safetensors format; the key names of
-  transformers' Llama.
+  transformers' Llama, Mistral, Qwen2, Qwen3 and SmolLM3.
   """
   path = pathlib.Path(path)
   wanted = float_dtype(dtype)
   if _kind(path) == "folder":
-    config, params, eos = _hugging_face.read_folder(path, wanted, progress)
+    config, params, eos = _hugging_face.read_folder(
+      path, wanted, progress, place
+    )
     return Checkpoint(config, params, eos, _folder_name(path))
-  return Checkpoint(*_gguf.read_file(path, wanted, progress))
+  return Checkpoint(*_gguf.read_file(path, wanted, progress, place))
 
 
 def read_config(path: str | os.PathLike[str]) -> models.TransformerConfig:
@@ -157,7 +162,7 @@ def read_config(path: str | os.PathLike[str]) -> models.TransformerConfig:
     >>> ldjax.checkpoints.read_config(folder).head_dim
     8
 
-  Source: transformers' `LlamaConfig`; the GGUF specification.
+  Source: transformers' configuration classes; the GGUF specification.
   """
   path = pathlib.Path(path)
   if _kind(path) == "folder":

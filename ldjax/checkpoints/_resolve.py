@@ -4,10 +4,20 @@ import os
 import pathlib
 import re
 
-from ldjax.checkpoints import _demo, _rules
+from ldjax.checkpoints import _demo, _hugging_face, _rules, _safetensors
 
-_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_WANTED = ("*.json", "*.safetensors", "*.jinja", "tokenizer*")
+_REPOSITORY = re.compile(
+  r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w./-]+))?"
+)
+_SMALL = (
+  "config.json",
+  "generation_config.json",
+  _safetensors.INDEX,
+  "tokenizer.json",
+  "tokenizer_config.json",
+  "special_tokens_map.json",
+  "chat_template.jinja",
+)
 
 
 def resolve(
@@ -16,18 +26,25 @@ def resolve(
 ) -> pathlib.Path:
   """Finds a model by path, by the word "demo", or by a repository's name.
 
+  Of a repository only what ldjax reads is fetched: the configuration, which is
+  checked at once, the tokenizer, and `model.safetensors` or the shards that the
+  index names. With `HF_HUB_OFFLINE=1` nothing is fetched.
+
   Args:
     path_or_id: an existing file or folder; the string "demo" for
       `fetch_demo` (write "./demo" for a folder of that name); or "org/name",
-      looked up in the Hugging Face cache and fetched if it is not there.
+      or "org/name@revision" with a branch, a tag or a commit, looked up in the
+      Hugging Face cache and fetched if it is not there.
     progress: called with lines of text about what is fetched.
 
   Returns:
     An existing file or folder.
 
   Raises:
-    FileNotFoundError: if it is none of these.
-    OSError: if it cannot be fetched.
+    FileNotFoundError: if it is none of these, if the repository has no
+      safetensors, or if it is not in the cache and cannot be fetched.
+    OSError: if it cannot be fetched for another reason.
+    ValueError: if the repository's model is not supported.
 
   Example:
     >>> import tempfile, ldjax
@@ -42,29 +59,73 @@ def resolve(
   path = pathlib.Path(path_or_id).expanduser()
   if path_or_id != "" and path.exists():  # Path("") is the working folder
     return path
-  if isinstance(path_or_id, str) and _REPOSITORY.fullmatch(path_or_id):
-    return _snapshot(path_or_id, progress)
+  if isinstance(path_or_id, str) and (
+    match := _REPOSITORY.fullmatch(path_or_id)
+  ):
+    return _repository(match["name"], match["revision"], progress)
   raise FileNotFoundError(
     f"{os.fspath(path_or_id)!r} is no file or folder here, not 'demo' and not"
     " a repository's name like 'org/name'"
   )
 
 
-def _snapshot(name: str, progress: _rules.Progress | None) -> pathlib.Path:
-  # Imported late: it reads environment variables as it is imported.
-  import huggingface_hub
-  from huggingface_hub import errors
-
+def _repository(
+  name: str, revision: str | None, progress: _rules.Progress | None
+) -> pathlib.Path:
   if progress is not None:
     progress(f"looking up {name} on the Hugging Face hub")
+  folder = _snapshot(name, revision, _SMALL)
+  if not (folder / "config.json").is_file():
+    raise FileNotFoundError(
+      f"{name!r} has no config.json ({folder}); a repository must hold a model"
+      " in Hugging Face's format. For a GGUF file, fetch the file and give its"
+      " path"
+    )
+  _hugging_face.read_folder_config(folder)  # refused before it is fetched
+  shards = _safetensors.wanted(folder)
+  # By the commit found, so that both parts are of one version.
+  if not all((folder / shard).is_file() for shard in shards):
+    folder = _snapshot(name, folder.name, shards)
+  missing = [shard for shard in shards if not (folder / shard).is_file()]
+  if missing:
+    raise FileNotFoundError(
+      f"{name!r} has no {missing[0]} ({folder}). Either it was fetched in part:"
+      " resolve it again with access to the hub; or it holds its weights in"
+      " another format: PyTorch pickles (.bin) are not read, so look for a"
+      " revision with safetensors, or convert it where torch is installed with"
+      " transformers' AutoModelForCausalLM.from_pretrained(...)"
+      ".save_pretrained(folder)"
+    )
+  return folder
+
+
+def _snapshot(
+  name: str, revision: str | None, files: tuple[str, ...]
+) -> pathlib.Path:
+  # Imported late: it reads environment variables as it is imported.
+  import huggingface_hub
+  from huggingface_hub import constants, errors
+
+  shown = name if revision is None else f"{name}@{revision}"
   try:
     return pathlib.Path(
-      huggingface_hub.snapshot_download(name, allow_patterns=list(_WANTED))
+      huggingface_hub.snapshot_download(
+        name, revision=revision, allow_patterns=list(files)
+      )
     )
   except errors.LocalEntryNotFoundError as error:
+    state = (
+      "HF_HUB_OFFLINE is set"
+      if constants.HF_HUB_OFFLINE
+      else "the hub cannot be reached"
+    )
     raise FileNotFoundError(
-      f"{name!r} is no file or folder here, is not in the Hugging Face cache,"
-      f" and the hub cannot be reached ({error})"
+      f"{shown!r} is no file or folder here, is not (or not whole) in the"
+      f" Hugging Face cache {constants.HF_HUB_CACHE}, and {state}: {error}"
+    ) from error
+  except errors.RevisionNotFoundError as error:
+    raise FileNotFoundError(
+      f"{name!r} has no branch, tag or commit {revision!r}"
     ) from error
   except errors.RepositoryNotFoundError as error:
     raise FileNotFoundError(

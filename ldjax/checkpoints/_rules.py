@@ -18,6 +18,7 @@ import numpy as np
 Progress = Callable[[str], None]
 Path = tuple[str | int, ...]
 Transform = Callable[[np.ndarray], np.ndarray]
+Place = Callable[[Path, np.ndarray], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +137,7 @@ def plan(
       raise ValueError(
         f"{tensor.file}: tensor {tensor.name!r} would be parameter"
         f" {_show(path)}, which the configuration does not have (number of"
-        " layers, attention_bias, mlp_bias or tie_word_embeddings)"
+        " layers, biases, q/k norms or tie_word_embeddings)"
       )
     if path in given:
       raise ValueError(
@@ -196,6 +197,7 @@ def execute(
   transforms: Mapping[str, Transform],
   dtype: np.dtype[Any],
   progress: Progress | None = None,
+  place: Place | None = None,
 ) -> dict[Any, Any]:
   """Reads, transforms, casts and hands to JAX, one tensor at a time.
 
@@ -204,6 +206,7 @@ def execute(
     transforms: array functions by the names the rules use.
     dtype: the float type of every parameter.
     progress: called with a line of text about once a tenth.
+    place: (path, array) -> the array on its devices; None for the default one.
 
   Returns:
     Nested dicts of JAX arrays.
@@ -215,7 +218,7 @@ def execute(
     if transform:
       array = transforms[transform](array)
     array = np.ascontiguousarray(cast(array, dtype, tensor.name))
-    leaves[path] = jnp.asarray(array)
+    leaves[path] = jnp.asarray(array) if place is None else place(path, array)
     del array
     if progress is not None and count * 10 // total > shown:
       shown = count * 10 // total

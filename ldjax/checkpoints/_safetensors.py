@@ -12,6 +12,8 @@ import safetensors
 
 from ldjax.checkpoints import _rules
 
+INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
 _DTYPES = {
   "BF16": np.dtype(jnp.bfloat16),
   "F16": np.dtype(np.float16),
@@ -30,7 +32,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
   return value
 
 
-def _indexed(folder: pathlib.Path, index: pathlib.Path) -> dict[str, str]:
+def _indexed(index: pathlib.Path) -> dict[str, str]:
   weights = read_json(index).get("weight_map")
   if not isinstance(weights, dict) or not weights:
     raise ValueError(f"{index}: has no weight_map")
@@ -44,13 +46,19 @@ def _indexed(folder: pathlib.Path, index: pathlib.Path) -> dict[str, str]:
         f"{index}: tensor {tensor!r} is said to be in {name!r}, which is not a"
         " plain file name inside the folder; refused"
       )
-  for name in dict.fromkeys(weights.values()):
-    if not (folder / name).is_file():
-      raise FileNotFoundError(
-        f"{folder / name}: this shard is named by {index.name} and is missing;"
-        " fetch the model again"
-      )
   return weights
+
+
+def wanted(folder: pathlib.Path) -> tuple[str, ...]:
+  """Names of the weight files that a folder should hold, by its index if any.
+
+  Raises:
+    ValueError: for a damaged index, or a shard outside the folder.
+  """
+  index = folder / INDEX
+  if index.is_file():
+    return tuple(dict.fromkeys(_indexed(index).values()))
+  return (_SINGLE,)
 
 
 def locate(folder: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, str]]:
@@ -63,13 +71,18 @@ def locate(folder: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, str]]:
     FileNotFoundError: without safetensors, or with a shard missing.
     ValueError: for a damaged index, or a shard outside the folder.
   """
-  index = folder / "model.safetensors.index.json"
+  files = [folder / name for name in wanted(folder)]
+  index = folder / INDEX
   if index.is_file():
-    weights = _indexed(folder, index)
-    return [folder / name for name in dict.fromkeys(weights.values())], weights
-  single = folder / "model.safetensors"
-  if single.is_file():
-    return [single], {}
+    for file in files:
+      if not file.is_file():
+        raise FileNotFoundError(
+          f"{file}: this shard is named by {INDEX} and is missing; fetch the"
+          " model again"
+        )
+    return files, _indexed(index)
+  if files[0].is_file():
+    return files, {}
   pickles = sorted(path.name for path in folder.glob("*.bin"))
   hint = (
     f"; it holds {pickles[0]}, and PyTorch pickles are not read: convert it"
@@ -77,9 +90,7 @@ def locate(folder: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, str]]:
     if pickles
     else ""
   )
-  raise FileNotFoundError(
-    f"{folder}: no model.safetensors and no model.safetensors.index.json{hint}"
-  )
+  raise FileNotFoundError(f"{folder}: no {_SINGLE} and no {INDEX}{hint}")
 
 
 class Reader(contextlib.ExitStack):

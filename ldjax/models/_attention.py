@@ -11,9 +11,10 @@ Array = typing.Array
 
 
 class Attention(nnx.Module):
-  """Projections and rotary embedding around `tree_attention`.
+  """Projections, norms and rotary embedding around `tree_attention`.
 
-  Source: Ainslie et al. 2023 (grouped queries).
+  Source: Ainslie et al. 2023 (grouped queries); Dehghani et al. 2023 (norms of
+  queries and keys); Kazemnejad et al. 2023 (no positional encoding).
   """
 
   def __init__(
@@ -28,21 +29,29 @@ class Attention(nnx.Module):
     query_width = config.num_heads * config.head_dim
     kv_width = config.num_kv_heads * config.head_dim
 
-    def make(inputs, outputs):
+    def make(inputs, outputs, use_bias):
       return _linear.Linear(
-        inputs, outputs, use_bias=config.attention_bias, dtype=dtype, rngs=rngs
+        inputs, outputs, use_bias=use_bias, dtype=dtype, rngs=rngs
       )
 
-    self.q_proj = make(width, query_width)
-    self.k_proj = make(width, kv_width)
-    self.v_proj = make(width, kv_width)
-    self.o_proj = make(query_width, width)
+    def norm():
+      return _layers.RMSNorm(
+        config.head_dim, eps=config.rms_norm_eps, dtype=dtype
+      )
+
+    self.q_proj = make(width, query_width, config.qkv_bias)
+    self.k_proj = make(width, kv_width, config.qkv_bias)
+    self.v_proj = make(width, kv_width, config.qkv_bias)
+    self.o_proj = make(query_width, width, config.o_bias)
+    self.q_norm = norm() if config.qk_norm else None
+    self.k_norm = norm() if config.qk_norm else None
 
   def __call__(
     self,
     x: Array,
-    angles: tuple[Array, Array],
+    angles: tuple[Array, Array] | None,
     mask: Array,
+    start: Array | None,
     pages: Array,
     block_table: Array,
     length: Array,
@@ -51,8 +60,10 @@ class Attention(nnx.Module):
 
     Args:
       x: [R, T, E].
-      angles: cosines and sines, each [R, T, H/2].
+      angles: cosines and sines, each [R, T, H/2]; None for a layer without
+        rotary embedding.
       mask: [R, T, T], which node sees which.
+      start: [R, T], the first position that each node sees, or None for 0.
       pages: [P, K, Z, 2H] of this layer.
       block_table: [R, M].
       length: [R], committed positions.
@@ -67,13 +78,24 @@ class Attention(nnx.Module):
     def heads(y):
       return y.reshape(rows, num_nodes, -1, head_dim)
 
-    query = _layers.rotate(heads(self.q_proj(x)), *angles)
-    key = _layers.rotate(heads(self.k_proj(x)), *angles)
+    def place(y, norm):
+      y = heads(y) if norm is None else norm(heads(y))
+      return y if angles is None else _layers.rotate(y, *angles)
+
+    query = place(self.q_proj(x), self.q_norm)
+    key = place(self.k_proj(x), self.k_norm)
     value = heads(self.v_proj(x))
     # Through the cache's dtype first: a node must look to its block as it
     # will look once committed, or wide and narrow passes would differ.
     block_kv = jnp.concatenate([key, value], axis=-1).astype(pages.dtype)
     out = pallas_kernels.tree_attention(
-      query, block_kv, pages, block_table, length, mask, scale=head_dim**-0.5
+      query,
+      block_kv,
+      pages,
+      block_table,
+      length,
+      mask,
+      scale=head_dim**-0.5,
+      start=start,
     )
     return self.o_proj(out.reshape(rows, num_nodes, -1)), block_kv

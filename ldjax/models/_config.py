@@ -42,11 +42,18 @@ class TransformerConfig:
     rope_scaling: the `llama3` stretch, or None.
     rms_norm_eps: added to the mean square in every norm.
     tie_word_embeddings: whether the embedding matrix is the output matrix.
-    attention_bias: whether q, k, v and o projections carry a bias.
+    qkv_bias: whether q, k and v projections carry a bias.
+    o_bias: whether the o projection carries a bias.
     mlp_bias: whether gate, up and down projections carry a bias.
+    qk_norm: whether each head of queries and keys is normed before it is
+      rotated.
+    windows: for each layer how many positions a query sees, itself included,
+      or None for all of them; empty if no layer has a window.
+    nope_layers: the layers without rotary embedding, ascending.
 
   Raises:
-    ValueError: for sizes that no model can have.
+    ValueError: for sizes that no model can have, and for windows or layers
+      that do not fit the number of layers.
 
   Example:
     >>> import ldjax
@@ -69,8 +76,12 @@ class TransformerConfig:
   rope_scaling: RopeScaling | None = None
   rms_norm_eps: float = 1e-5
   tie_word_embeddings: bool = False
-  attention_bias: bool = False
+  qkv_bias: bool = False
+  o_bias: bool = False
   mlp_bias: bool = False
+  qk_norm: bool = False
+  windows: tuple[int | None, ...] = ()
+  nope_layers: tuple[int, ...] = ()
 
   def __post_init__(self):
     for field in (
@@ -96,8 +107,33 @@ class TransformerConfig:
       raise ValueError(
         f"head_dim is {self.head_dim}; rotary embedding needs an even one"
       )
+    if self.windows and len(self.windows) != self.num_layers:
+      raise ValueError(
+        f"windows has {len(self.windows)} entries for {self.num_layers} layers;"
+        " give one a layer, None for a layer without, or () for none at all"
+      )
+    for window in self.windows:
+      if window is not None and window < 1:
+        raise ValueError(
+          f"windows holds {window}; a query sees at least itself, so 1"
+        )
+    for before, layer in zip(
+      (-1, *self.nope_layers), self.nope_layers, strict=False
+    ):
+      if not before < layer < self.num_layers:
+        raise ValueError(
+          f"nope_layers is {self.nope_layers}; the model has layers 0 to"
+          f" {self.num_layers - 1}, each to be named once and in order"
+        )
+    if not any(self.windows):
+      # One spelling for one model: equal shapes share what was compiled.
+      object.__setattr__(self, "windows", ())
 
   @property
   def query_groups(self) -> int:
     """Query heads that share one key/value head, N / K."""
     return self.num_heads // self.num_kv_heads
+
+  def window(self, layer: int) -> int | None:
+    """Positions that a query of a layer sees, or None for all of them."""
+    return self.windows[layer] if self.windows else None

@@ -1,4 +1,4 @@
-"""The decoder-only transformer of the Llama family, as configuration."""
+"""The decoder-only transformer of many families, as configuration."""
 
 import jax
 import jax.numpy as jnp
@@ -34,15 +34,16 @@ class Block(nnx.Module):
   def __call__(
     self,
     x: Array,
-    angles: tuple[Array, Array],
+    angles: tuple[Array, Array] | None,
     mask: Array,
+    start: Array | None,
     pages: Array,
     block_table: Array,
     length: Array,
   ) -> tuple[Array, Array]:
     """Runs the block; see `Attention.__call__` for shapes."""
     attended, block_kv = self.self_attn(
-      self.input_layernorm(x), angles, mask, pages, block_table, length
+      self.input_layernorm(x), angles, mask, start, pages, block_table, length
     )
     x = x + attended
     return x + self.mlp(self.post_attention_layernorm(x)), block_kv
@@ -50,6 +51,9 @@ class Block(nnx.Module):
 
 class Transformer(nnx.Module):
   """A target model: reads a block of tree nodes over a committed prefix.
+
+  One class for Llama, Mistral, Qwen2, Qwen3 and SmolLM3: what distinguishes
+  them is in the configuration.
 
   Args:
     config: its shape.
@@ -72,7 +76,8 @@ class Transformer(nnx.Module):
     >>> params["layers"][1]["self_attn"]["k_proj"]["weight"].shape
     (8, 24)
 
-  Source: Touvron et al. 2023 (Llama).
+  Source: Touvron et al. 2023 (Llama); Jiang et al. 2023 (Mistral 7B); Yang et
+  al. 2024 (Qwen2) and 2025 (Qwen3).
   """
 
   def __init__(
@@ -138,20 +143,33 @@ class Transformer(nnx.Module):
       `TargetOutput`; its hidden states are normed.
     """
     x = self.embed_tokens(tokens)
-    # Computed once: left to itself XLA fuses the sines into every layer.
-    angles, mask = lax.optimization_barrier(
-      (
-        _layers.rotary_angles(self.config, positions),
-        pallas_kernels.ancestor_mask(parents),
-      )
+    config = self.config
+    windows = tuple(map(config.window, range(config.num_layers)))
+    sizes = tuple(dict.fromkeys(windows))
+    angles = _layers.rotary_angles(config, positions)
+    mask = pallas_kernels.ancestor_mask(parents)
+    sights = tuple(
+      (mask, None)
+      if size is None
+      else pallas_kernels.window_mask(mask, positions, size)
+      for size in sizes
     )
+    # Computed once: left to itself XLA fuses the sines into every layer.
+    angles, sights = lax.optimization_barrier((angles, sights))
     entering = []
     block_kv = []
     for index, layer in enumerate(self.layers):
       if index in self.feature_layers:
         entering.append((index, x))
+      mask, start = sights[sizes.index(windows[index])]
       x, kv = layer(
-        x, angles, mask, view.pages[index], view.block_table, view.length
+        x,
+        None if index in config.nope_layers else angles,
+        mask,
+        start,
+        view.pages[index],
+        view.block_table,
+        view.length,
       )
       block_kv.append(kv)
     hidden = self.norm(x)

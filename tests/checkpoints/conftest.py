@@ -44,10 +44,13 @@ class TinyModel:
     kinds: dict[str, gguf.GGMLQuantizationType] | None = None,
     extra: dict[str, np.ndarray] | None = None,
     metadata: dict[str, Any] | None = None,
-    arch: str = "llama",
+    arch: str | None = None,
   ) -> pathlib.Path:
-    """Writes a GGUF file as a converter would, q and k rows interleaved."""
+    """Writes a GGUF file as a converter would, llama's q and k interleaved."""
     config = self.config
+    if arch is None:
+      kind = config["model_type"]
+      arch = "llama" if kind == "mistral" else kind
     writer = gguf.GGUFWriter(path, arch)
     writer.add_name("Tiny")
     writer.add_block_count(config["num_hidden_layers"])
@@ -71,7 +74,9 @@ class TinyModel:
       else:
         writer.add_uint32(key, value)
     tensors = {
-      self._gguf_name(name): self._shuffled(name, value)
+      self._gguf_name(name): (
+        self._shuffled(name, value) if arch == "llama" else value
+      )
       for name, value in self.weights.items()
     }
     for name, value in {**tensors, **(extra or {})}.items():
@@ -101,6 +106,8 @@ class TinyModel:
       ("self_attn.q_proj", "attn_q"),
       ("self_attn.k_proj", "attn_k"),
       ("self_attn.v_proj", "attn_v"),
+      ("self_attn.q_norm", "attn_q_norm"),
+      ("self_attn.k_norm", "attn_k_norm"),
       ("mlp.gate_proj", "ffn_gate"),
       ("mlp.up_proj", "ffn_up"),
       ("mlp.down_proj", "ffn_down"),
@@ -186,8 +193,15 @@ def _make(dtype: Any = np.float32, seed: int = 0, **changes: Any) -> TinyModel:
     }.items():
       shapes[f"{layer}{name}.weight"] = (outputs, inputs)
       kind = "attention_bias" if "attn" in name else "mlp_bias"
-      if config.get(kind):
+      if config["model_type"] == "qwen2":
+        biased = name[-6:] in ("q_proj", "k_proj", "v_proj")
+      else:
+        biased = bool(config.get(kind))
+      if biased:
         shapes[f"{layer}{name}.bias"] = (outputs,)
+    if config["model_type"] == "qwen3":
+      shapes[layer + "self_attn.q_norm.weight"] = (head,)
+      shapes[layer + "self_attn.k_norm.weight"] = (head,)
   weights = {
     name: rng.standard_normal(shape, np.float32).astype(dtype)
     for name, shape in shapes.items()
@@ -197,7 +211,10 @@ def _make(dtype: Any = np.float32, seed: int = 0, **changes: Any) -> TinyModel:
 
 @pytest.fixture
 def make_tiny():
-  """Makes a tiny llama: `make_tiny(dtype, **changes of config.json)`."""
+  """Makes a tiny model: `make_tiny(dtype, **changes of config.json)`.
+
+  A llama unless `model_type` says otherwise.
+  """
   return _make
 
 

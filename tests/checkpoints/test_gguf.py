@@ -41,7 +41,59 @@ def test_untied_and_biases(tmp_path, make_tiny):
   loaded = checkpoints.read(tiny.gguf(tmp_path / "tiny.gguf"))
   tiny.check(loaded.params)
   assert not loaded.config.tie_word_embeddings
-  assert loaded.config.attention_bias and loaded.config.mlp_bias
+  assert loaded.config.qkv_bias
+  assert loaded.config.o_bias and loaded.config.mlp_bias
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {"model_type": "qwen2"},
+    {"model_type": "qwen3"},
+    {"model_type": "qwen3", "attention_bias": True},
+    {"model_type": "mistral", "sliding_window": None},
+  ],
+  ids=["qwen2", "qwen3", "qwen3 with biases", "mistral"],
+)
+def test_round_trip_of_other_families(tmp_path, make_tiny, changes, tied):
+  # Only llama's q and k rows are interleaved; Mistral's files say llama.
+  tiny = make_tiny(tie_word_embeddings=tied, **changes)
+  path = tiny.gguf(tmp_path / "tiny.gguf")
+  loaded = checkpoints.read(path)
+  tiny.check(loaded.params)
+  assert loaded.config == checkpoints.read_config(tiny.folder(tmp_path))
+  assert loaded.config.qk_norm == (changes["model_type"] == "qwen3")
+  assert loaded.config.tie_word_embeddings == tied
+
+
+def test_a_window_of_mistral(tmp_path, make_tiny):
+  tiny = make_tiny(model_type="mistral", sliding_window=16)
+  metadata = {"llama.attention.sliding_window": 16}
+  loaded = checkpoints.read(tiny.gguf(tmp_path / "t.gguf", metadata=metadata))
+  assert loaded.config.windows == (16, 16)
+  assert loaded.config == checkpoints.read_config(tiny.folder(tmp_path))
+  # As long as the longest text: it hides nothing.
+  metadata = {"llama.attention.sliding_window": 64}
+  path = tiny.gguf(tmp_path / "long.gguf", metadata=metadata)
+  assert checkpoints.read_config(path).windows == ()
+
+
+@pytest.mark.parametrize(
+  ("kind", "lost"),
+  [
+    ("qwen2", "self_attn.q_proj.bias"),
+    ("qwen2", "self_attn.v_proj.bias"),
+    ("qwen3", "self_attn.k_norm.weight"),
+  ],
+)
+def test_what_a_family_always_has(tmp_path, make_tiny, kind, lost):
+  tiny = make_tiny(model_type=kind)
+  for layer in range(2):
+    del tiny.weights[f"model.layers.{layer}.{lost}"]
+  for path in (tiny.gguf(tmp_path / "t.gguf"), tiny.folder(tmp_path / "hf")):
+    with pytest.raises(ValueError, match=f"no tensor for .*layers.0.{lost}"):
+      checkpoints.read(path)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -193,7 +245,13 @@ def test_factors_that_are_no_llama3_stretch(
     ({"llama.rope.scaling.type": "linear"}, "'linear'"),
     ({"llama.rope.scale_linear": 4.0}, "scale_linear is 4.0"),
     ({"llama.expert_count": 8}, "expert_count is 8"),
-    ({"llama.attention.sliding_window": 16}, "sliding_window is 16"),
+    (
+      {
+        "llama.attention.sliding_window": 16,
+        "llama.attention.sliding_window_pattern": 2,
+      },
+      "sliding_window is 16",
+    ),
     ({"split.count": 3}, "one of 3 parts"),
   ],
 )
@@ -206,7 +264,15 @@ def test_what_is_not_supported_is_refused(
   assert "t.gguf" in str(error.value)
 
 
-@pytest.mark.parametrize("arch", ["qwen2", "gemma2", "phi3"])
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+def test_windows_of_some_layers_are_refused(tmp_path, make_tiny, kind):
+  metadata = {f"{kind}.attention.sliding_window": 16}
+  path = make_tiny(model_type=kind).gguf(tmp_path / "t", metadata=metadata)
+  with pytest.raises(ValueError, match=f"{kind}.attention.sliding_window is"):
+    checkpoints.read(path)
+
+
+@pytest.mark.parametrize("arch", ["qwen3moe", "gemma2", "phi3", "smollm3"])
 def test_other_architectures_are_refused_by_name(tmp_path, make_tiny, arch):
   path = make_tiny().gguf(tmp_path / "t.gguf", arch=arch)
   with pytest.raises(ValueError, match=f"general.architecture is '{arch}'"):

@@ -1,13 +1,19 @@
 """From what a user types to a path, and the demo model's cache."""
 
+import fnmatch
 import hashlib
 import importlib
+import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import zipfile
 
+import huggingface_hub
+import huggingface_hub.constants
+import huggingface_hub.errors
 import pytest
 
 from ldjax import checkpoints
@@ -26,7 +32,20 @@ def test_paths(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  "name", ["nothing", "a/b/c", "../org/name", "/no/where", "org/", "x y/z", ""]
+  "name",
+  [
+    "nothing",
+    "a/b/c",
+    "../org/name",
+    "/no/where",
+    "org/",
+    "x y/z",
+    "",
+    "name@main",
+    "org/name@",
+    "org/name@a b",
+    "org/name@a@b",
+  ],
 )
 def test_what_is_nothing(tmp_path, monkeypatch, name):
   monkeypatch.chdir(tmp_path)
@@ -34,37 +53,195 @@ def test_what_is_nothing(tmp_path, monkeypatch, name):
     checkpoints.resolve(name)
 
 
-def test_repository_in_an_offline_cache(tmp_path):
-  commit = "0" * 39 + "1"
-  root = tmp_path / "hub" / "models--org--name"
-  snapshot = root / "snapshots" / commit
-  snapshot.mkdir(parents=True)
-  (root / "refs").mkdir()
-  (root / "refs" / "main").write_text(commit)
-  (snapshot / "config.json").write_text("{}")
-  program = (
-    "import sys\n"
-    "from ldjax import checkpoints\n"
-    "for name in sys.argv[1:]:\n"
-    "  try: print(checkpoints.resolve(name))\n"
-    "  except FileNotFoundError as error: print('refused:', error)\n"
+@pytest.fixture
+def hub(tmp_path):
+  """A Hugging Face cache of our own, and resolve in a process that uses it."""
+  root = tmp_path / "hub"
+
+  def snapshot(name, commit, **refs):
+    """The folder of a commit in the cache, as huggingface_hub lays it out."""
+    repository = root / ("models--" + name.replace("/", "--"))
+    (repository / "refs").mkdir(parents=True, exist_ok=True)
+    for ref, target in refs.items():
+      (repository / "refs" / ref).write_text(target)
+    return repository / "snapshots" / commit
+
+  def resolve(*names):
+    # A process of its own: the hub's client reads the environment once.
+    program = (
+      "import sys\n"
+      "from ldjax import checkpoints\n"
+      "for name in sys.argv[1:]:\n"
+      "  try: print(checkpoints.resolve(name))\n"
+      "  except (OSError, ValueError) as error:\n"
+      "    print('refused:', str(error).replace('\\n', ' '))\n"
+    )
+    done = subprocess.run(
+      [sys.executable, "-c", program, *names],
+      capture_output=True,
+      text=True,
+      check=True,
+      env={
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(tmp_path),
+        "HF_HUB_CACHE": str(root),
+        "PYTHONPATH": str(pathlib.Path(checkpoints.__file__).parents[2]),
+      },
+    )
+    return done.stdout.splitlines()
+
+  snapshot.root = root
+  snapshot.resolve = resolve
+  return snapshot
+
+
+_ONE, _TWO = "0" * 39 + "1", "0" * 39 + "2"
+
+
+def test_repositories_in_an_offline_cache(hub, make_tiny):
+  one = make_tiny().folder(hub("org/name", _ONE, main=_ONE, old=_TWO))
+  two = make_tiny().folder(hub("org/name", _TWO), shards=3)
+  pickled = make_tiny().folder(hub("org/pickled", _ONE, main=_ONE))
+  (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
+  part = make_tiny().folder(hub("org/part", _ONE, main=_ONE), shards=3)
+  (part / "model-00002-of-00003.safetensors").unlink()
+  other = make_tiny(model_type="mixtral").folder(
+    hub("org/moe", _ONE, main=_ONE)
   )
-  done = subprocess.run(
-    [sys.executable, "-c", program, "org/name", "org/other"],
-    capture_output=True,
-    text=True,
-    check=True,
-    env={
-      **os.environ,
-      "HF_HUB_OFFLINE": "1",
-      "HF_HOME": str(tmp_path),
-      "HF_HUB_CACHE": str(tmp_path / "hub"),
-      "PYTHONPATH": str(pathlib.Path(checkpoints.__file__).parents[2]),
-    },
+  (other / "model.safetensors").unlink()
+  (hub("org/empty", _ONE, main=_ONE)).mkdir(parents=True)
+  found = hub.resolve(
+    "org/name",
+    "org/name@main",
+    "org/name@old",
+    f"org/name@{_TWO}",
+    "org/name@new",
+    "org/pickled",
+    "org/part",
+    "org/moe",
+    "org/empty",
+    "org/other",
   )
-  first, second = done.stdout.strip().split("\n", 1)
-  assert pathlib.Path(first).resolve() == snapshot.resolve()
-  assert second.startswith("refused: 'org/other' is no file or folder here")
+  paths = [pathlib.Path(line) for line in found[:4]]
+  assert paths == [one, one, two, two]
+  refused = [line.removeprefix("refused: ") for line in found[4:]]
+  assert "'org/name@new' is no file or folder here" in refused[0]
+  assert "'org/pickled' has no model.safetensors" in refused[1]
+  assert "pickles (.bin) are not read" in refused[1]
+  assert "save_pretrained" in refused[1]
+  assert "'org/part' has no model-00002-of-00003" in refused[2]
+  assert "resolve it again with access to the hub" in refused[2]
+  assert "model_type is 'mixtral'" in refused[3]
+  assert "'org/empty' has no config.json" in refused[4]
+  # Both reasons: neither in the cache, nor can it be asked for.
+  assert "'org/other' is no file or folder here" in refused[5]
+  assert f"cache {hub.root}" in refused[5]
+  assert "HF_HUB_OFFLINE is set" in refused[5]
+
+
+class _Hub:
+  """snapshot_download of one repository: copies what is asked for."""
+
+  def __init__(self, source, cache):
+    self.source, self.cache = source, cache
+    self.asked = []
+
+  def __call__(self, name, *, revision, allow_patterns):
+    self.asked.append((name, revision))
+    folder = self.cache / "snapshots" / _ONE
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in self.source.iterdir():
+      if any(fnmatch.fnmatch(file.name, one) for one in allow_patterns):
+        shutil.copy(file, folder / file.name)
+    return str(folder)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_only_what_is_needed_is_fetched(
+  tmp_path, monkeypatch, make_tiny, shards
+):
+  source = make_tiny().folder(tmp_path / "source", shards)
+  needed = {
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    *(path.name for path in source.glob("model*")),
+  }
+  for name in (
+    *needed,
+    "consolidated.safetensors",
+    "model.fp16.safetensors",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+    "tokenizer.model",
+    "README.md",
+    "original.gguf",
+    "modeling.py",
+  ):
+    if not (source / name).exists():
+      (source / name).write_text("{}")
+  download = _Hub(source, tmp_path / "cache")
+  monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+  said = []
+  folder = checkpoints.resolve("org/name@v1.0", said.append)
+  assert {path.name for path in folder.iterdir()} == needed
+  make_tiny().check(checkpoints.read(folder).params)
+  # The weights are those of the commit that the configuration was of.
+  assert download.asked == [("org/name", "v1.0"), ("org/name", _ONE)]
+  assert said == ["looking up org/name on the Hugging Face hub"]
+  checkpoints.resolve("org/name")
+  assert download.asked[2:] == [("org/name", None)]  # nothing is missing
+
+
+def test_a_model_that_is_not_supported_is_not_fetched(
+  tmp_path, monkeypatch, make_tiny
+):
+  source = make_tiny(model_type="gemma2").folder(tmp_path / "source")
+  download = _Hub(source, tmp_path / "cache")
+  monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+  with pytest.raises(ValueError, match="model_type is 'gemma2'"):
+    checkpoints.resolve("org/name")
+  assert len(download.asked) == 1
+
+
+def test_shards_outside_the_repository_are_not_asked_for(
+  tmp_path, monkeypatch, make_tiny
+):
+  source = make_tiny().folder(tmp_path / "source", 2)
+  index = source / "model.safetensors.index.json"
+  index.write_text(json.dumps({"weight_map": {"a": "../../secret"}}))
+  download = _Hub(source, tmp_path / "cache")
+  monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+  with pytest.raises(ValueError, match="not a plain file name"):
+    checkpoints.resolve("org/name")
+  assert len(download.asked) == 1
+
+
+@pytest.mark.parametrize(
+  ("kind", "message"),
+  [
+    ("RepositoryNotFoundError", "no repository on the Hugging Face hub"),
+    ("GatedRepoError", "log in if it is private or gated"),
+    ("RevisionNotFoundError", "no branch, tag or commit 'v9'"),
+    ("LocalEntryNotFoundError", "and the hub cannot be reached"),
+  ],
+)
+def test_what_the_hub_says(monkeypatch, kind, message):
+  errors = huggingface_hub.errors
+  error = getattr(errors, kind)
+
+  def refuse(*_, **__):
+    # Without the answer of a server, which some of them ask for.
+    raise error.__new__(error, "told so")
+
+  monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+  monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+  with pytest.raises(FileNotFoundError, match=message):
+    checkpoints.resolve("org/name@v9")
 
 
 @pytest.fixture

@@ -71,7 +71,7 @@ def test_medusa_file_is_the_heads_without_the_targets_matrix():
 
 
 @pytest.mark.parametrize(
-  "rules", [_hugging_face.TIED, _hugging_face.UNTIED, _gguf.RULES]
+  "rules", [_hugging_face.TIED, _hugging_face.UNTIED, *_gguf.RULES.values()]
 )
 def test_transforms_are_known(rules):
   known = {"", "split_query_halves", "split_key_halves"}

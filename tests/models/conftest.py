@@ -5,6 +5,8 @@ import math
 import numpy as np
 import pytest
 
+from ldjax import models
+
 
 def _wide(tree):
   if isinstance(tree, dict):
@@ -63,20 +65,28 @@ def _forward(config, params, tokens, positions, mask):
   for index in range(config.num_layers):
     layer = params["layers"][index]
     attention, mlp = layer["self_attn"], layer["mlp"]
+    window = config.windows[index] if config.windows else None
+    sight = mask
+    if window is not None:
+      sight = mask & (positions[None] > positions[:, None] - window)
     entering.append(x)
     y = _norm(layer["input_layernorm"], x, config.rms_norm_eps)
     query, key, value = (
       _linear(attention[name], y).reshape(size, -1, width)
       for name in ("q_proj", "k_proj", "v_proj")
     )
-    query = _rotate(query, positions, config)
-    key = _rotate(key, positions, config)
+    if config.qk_norm:
+      query = _norm(attention["q_norm"], query, config.rms_norm_eps)
+      key = _norm(attention["k_norm"], key, config.rms_norm_eps)
+    if index not in config.nope_layers:
+      query = _rotate(query, positions, config)
+      key = _rotate(key, positions, config)
     keys_values.append(np.concatenate([key, value], axis=-1))
     heads = []
     for head in range(config.num_heads):
       shared = head * config.num_kv_heads // config.num_heads
       scores = query[:, head] @ key[:, shared].T / math.sqrt(width)
-      scores = np.where(mask, scores, -np.inf)
+      scores = np.where(sight, scores, -np.inf)
       weights = np.exp(scores - scores.max(-1, keepdims=True))
       weights /= weights.sum(-1, keepdims=True)
       heads.append(weights @ value[:, shared])
@@ -92,6 +102,21 @@ def _forward(config, params, tokens, positions, mask):
     "entering": entering,
     "block_kv": keys_values,
   }
+
+
+@pytest.fixture(scope="session")
+def config():
+  """A shape in which no two sizes are equal that could be mistaken."""
+  return models.TransformerConfig(
+    vocab_size=37,
+    hidden_size=22,
+    intermediate_size=41,
+    num_layers=2,
+    num_heads=6,
+    num_kv_heads=2,
+    head_dim=6,  # not 22 / 6
+    max_position_embeddings=64,
+  )
 
 
 @pytest.fixture(scope="session")

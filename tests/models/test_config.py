@@ -10,17 +10,6 @@ import pytest
 from ldjax import models
 from ldjax.models import _layers
 
-_CONFIG = models.TransformerConfig(
-  vocab_size=37,
-  hidden_size=22,
-  intermediate_size=41,
-  num_layers=2,
-  num_heads=6,
-  num_kv_heads=2,
-  head_dim=6,
-  max_position_embeddings=64,
-)
-
 
 @pytest.mark.parametrize(
   "field",
@@ -35,17 +24,17 @@ _CONFIG = models.TransformerConfig(
     "max_position_embeddings",
   ],
 )
-def test_sizes_below_one(field):
+def test_sizes_below_one(config, field):
   for value in (0, -3):
     with pytest.raises(ValueError, match=f"{field} is {value}; .* at least 1"):
-      dataclasses.replace(_CONFIG, **{field: value})
+      dataclasses.replace(config, **{field: value})
 
 
-def test_heads_that_do_not_divide():
+def test_heads_that_do_not_divide(config):
   with pytest.raises(ValueError, match=r"num_heads \(6\) .* \(4\)"):
-    dataclasses.replace(_CONFIG, num_kv_heads=4)
+    dataclasses.replace(config, num_kv_heads=4)
   with pytest.raises(ValueError, match=r"head_dim is 7; .* even"):
-    dataclasses.replace(_CONFIG, head_dim=7)
+    dataclasses.replace(config, head_dim=7)
 
 
 @pytest.mark.parametrize(
@@ -58,16 +47,40 @@ def test_heads_of_no_size(field, value, least):
     models.MedusaConfig(**{**sizes, field: value})
 
 
-def test_equal_shapes_are_one_key():
-  same = dataclasses.replace(_CONFIG)
-  assert same == _CONFIG
-  assert hash(same) == hash(_CONFIG)
-  assert dataclasses.replace(_CONFIG, rope_theta=5.0) != _CONFIG
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"windows": (4,)}, "windows has 1 entries for 2 layers"),
+    ({"windows": (4, 0)}, "windows holds 0"),
+    ({"windows": (None, -3)}, "windows holds -3"),
+    ({"nope_layers": (2,)}, r"nope_layers is \(2,\); .* layers 0 to 1"),
+    ({"nope_layers": (-1,)}, r"nope_layers is \(-1,\)"),
+    ({"nope_layers": (1, 0)}, "each to be named once and in order"),
+    ({"nope_layers": (0, 0)}, "each to be named once and in order"),
+  ],
+)
+def test_layers_that_do_not_fit(config, changes, message):
+  with pytest.raises(ValueError, match=message):
+    dataclasses.replace(config, **changes)
 
 
-def _llama(head_dim, factor):
+def test_no_window_has_one_spelling(config):
+  assert dataclasses.replace(config, windows=(None, None)) == config
+  assert config.window(1) is None
+  half = dataclasses.replace(config, windows=(None, 5))
+  assert (half.window(0), half.window(1)) == (None, 5)
+
+
+def test_equal_shapes_are_one_key(config):
+  same = dataclasses.replace(config)
+  assert same == config
+  assert hash(same) == hash(config)
+  assert dataclasses.replace(config, rope_theta=5.0) != config
+
+
+def _llama(config, head_dim, factor):
   return dataclasses.replace(
-    _CONFIG,
+    config,
     head_dim=head_dim,
     rope_theta=500000.0,
     rope_scaling=models.RopeScaling(
@@ -79,9 +92,9 @@ def _llama(head_dim, factor):
   )
 
 
-def test_frequencies_of_llama_3():
+def test_frequencies_of_llama_3(config):
   # Llama-3.1-8B and Llama-3.2-1B; values of the published formula.
-  large = models.rotary_frequencies(_llama(128, 8.0))
+  large = models.rotary_frequencies(_llama(config, 128, 8.0))
   assert len(large) == 64
   np.testing.assert_allclose(
     large[28:31], [3.21144599e-3, 2.16657076e-3, 1.37189357e-3], rtol=1e-8
@@ -90,14 +103,14 @@ def test_frequencies_of_llama_3():
   assert large[0] == 1.0
   np.testing.assert_allclose(large[20], 500000 ** (-20 / 64), rtol=1e-12)
   np.testing.assert_allclose(large[63], 500000 ** (-63 / 64) / 8, rtol=1e-12)
-  small = models.rotary_frequencies(_llama(64, 32.0))
+  small = models.rotary_frequencies(_llama(config, 64, 32.0))
   assert len(small) == 32
   np.testing.assert_allclose(small[15], 1.29054793e-3, rtol=1e-8)
   np.testing.assert_allclose(small[31], 500000 ** (-31 / 32) / 32, rtol=1e-12)
 
 
-def test_angles_are_exact_at_any_position():
-  config = dataclasses.replace(_CONFIG, head_dim=16)
+def test_angles_are_exact_at_any_position(config):
+  config = dataclasses.replace(config, head_dim=16)
   positions = np.array(
     [[0, 1, 255, 256, 257], [1001, 4099, 8191, 32749, 2**17]]
   )

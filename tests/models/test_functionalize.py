@@ -10,40 +10,30 @@ from flax import nnx
 
 from ldjax import memory, models, testing
 
-_CONFIG = models.TransformerConfig(
-  vocab_size=37,
-  hidden_size=22,
-  intermediate_size=41,
-  num_layers=2,
-  num_heads=6,
-  num_kv_heads=2,
-  head_dim=6,
-  max_position_embeddings=64,
-)
 _HEADS = models.MedusaConfig(
   num_heads=3, num_layers=2, hidden_size=22, vocab_size=37
 )
 
 
-def _target(config=_CONFIG, seed=0, **options):
+def _target(config, seed=0, **options):
   return models.functionalize(
     models.Transformer(config, rngs=nnx.Rngs(seed), **options)
   )
 
 
 @pytest.mark.slow
-def test_one_function_a_configuration():
-  def function(config=_CONFIG, **options):
+def test_one_function_a_configuration(config):
+  def function(config=config, **options):
     return models.functionalize(models.abstract_model(config, **options))[0]
 
   target = function()
-  assert _target(seed=1)[0] is target
-  assert function(dataclasses.replace(_CONFIG)) is target
+  assert _target(config, seed=1)[0] is target
+  assert function(dataclasses.replace(config)) is target
   # Arrays carry their dtype; the function is the same and jit tells apart.
   assert function(dtype=jnp.bfloat16) is target
   for other in (
-    dataclasses.replace(_CONFIG, rope_theta=5.0),
-    dataclasses.replace(_CONFIG, tie_word_embeddings=True),
+    dataclasses.replace(config, rope_theta=5.0),
+    dataclasses.replace(config, tie_word_embeddings=True),
   ):
     assert function(other) is not target
   features = function(feature_layers=(1,))
@@ -58,8 +48,8 @@ def _is_plain(tree):
   return isinstance(tree, jax.Array | jax.ShapeDtypeStruct)
 
 
-def test_parameters_are_plain_dicts():
-  _, params = _target(dataclasses.replace(_CONFIG, attention_bias=True))
+def test_parameters_are_plain_dicts(config):
+  _, params = _target(dataclasses.replace(config, qkv_bias=True))
   assert _is_plain(params)
   assert sorted(params) == ["embed_tokens", "layers", "lm_head", "norm"]
   assert sorted(params["layers"]) == [0, 1]
@@ -68,12 +58,12 @@ def test_parameters_are_plain_dicts():
   assert sorted(attention["q_proj"]) == ["bias", "weight"]
   assert attention["q_proj"]["weight"].shape == (36, 22)
   assert attention["k_proj"]["weight"].shape == (12, 22)
-  tied = _target(dataclasses.replace(_CONFIG, tie_word_embeddings=True))[1]
+  tied = _target(dataclasses.replace(config, tie_word_embeddings=True))[1]
   assert "lm_head" not in tied
 
 
-def test_abstract_parameters_have_the_same_shapes():
-  config = dataclasses.replace(_CONFIG, tie_word_embeddings=True, mlp_bias=True)
+def test_abstract_parameters_have_the_same_shapes(config):
+  config = dataclasses.replace(config, tie_word_embeddings=True, mlp_bias=True)
   abstract = models.abstract_params(config, jnp.bfloat16)
   assert _is_plain(abstract)
   real = _target(config, dtype=jnp.bfloat16)[1]
@@ -81,13 +71,13 @@ def test_abstract_parameters_have_the_same_shapes():
   assert jax.tree.map(lambda x: (x.shape, x.dtype), abstract) == want
 
 
-def test_a_second_model_of_the_shape_compiles_nothing():
+def test_a_second_model_of_the_shape_compiles_nothing(config):
   cache = memory.DenseKVCache.create(
     batch=1, max_len=8, num_layers=2, num_kv_heads=2, head_dim=6
   )
   block = np.array([[0, 1]], np.int32)
   parents = np.array([[-1, 0]], np.int32)
-  (target, one), (again, two) = _target(seed=3), _target(seed=4)
+  (target, one), (again, two) = _target(config, seed=3), _target(config, seed=4)
   run = jax.jit(target.forward)
   first = run(one, block, block, parents, cache.view()).hidden
   args = (two, block, block, parents, cache.view())

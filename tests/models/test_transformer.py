@@ -10,16 +10,6 @@ from flax import nnx
 
 from ldjax import memory, models
 
-_BASE = models.TransformerConfig(
-  vocab_size=37,
-  hidden_size=22,
-  intermediate_size=41,
-  num_layers=2,
-  num_heads=6,
-  num_kv_heads=2,
-  head_dim=6,  # not 22 / 6
-  max_position_embeddings=64,
-)
 _MAX_LEN = 32
 
 
@@ -112,7 +102,8 @@ _CONFIGS = {
     "tie_word_embeddings": True,
     "num_heads": 5,
     "num_kv_heads": 1,
-    "attention_bias": True,
+    "qkv_bias": True,
+    "o_bias": True,
     "rms_norm_eps": 0.25,
   },
   # Wavelengths from 6 to 1350 tokens: some stay, some are stretched in full,
@@ -130,12 +121,26 @@ _CONFIGS = {
       original_max_position_embeddings=64,
     ),
   },
+  "Qwen2: biases but for o, a window in the upper layer": {
+    "qkv_bias": True,
+    "windows": (None, 4),
+  },
+  "Qwen3: norms of queries and keys, a window": {
+    "qk_norm": True,
+    "windows": (3, 3),
+    "rms_norm_eps": 0.25,
+  },
+  "SmolLM3: a layer without positions, windows of two sizes": {
+    "num_layers": 3,
+    "nope_layers": (1,),
+    "windows": (1, 5, None),
+  },
 }
 
 
 @pytest.mark.parametrize("changes", _CONFIGS.values(), ids=_CONFIGS)
-def test_prefix_and_tree_equal_numpy(numpy_forward, changes):
-  config = dataclasses.replace(_BASE, **changes)
+def test_prefix_and_tree_equal_numpy(config, numpy_forward, changes):
+  config = dataclasses.replace(config, **changes)
   target, params = _model(config)
   run = _run(target)
   rng = np.random.default_rng(1)
@@ -184,8 +189,8 @@ def test_prefix_and_tree_equal_numpy(numpy_forward, changes):
   np.testing.assert_array_equal(output.features, output.hidden)
 
 
-def test_features_are_what_enters_a_layer(numpy_forward):
-  config = dataclasses.replace(_BASE, num_layers=3)
+def test_features_are_what_enters_a_layer(config, numpy_forward):
+  config = dataclasses.replace(config, num_layers=3)
   # In the order asked for; a list, as a caller may write it.
   target, params = _model(config, feature_layers=[2, 0])
   tokens = np.array([[5, 0, 36, 7]], np.int32)
@@ -208,25 +213,31 @@ def test_features_are_what_enters_a_layer(numpy_forward):
 
 
 @pytest.mark.parametrize("layer", [-1, 2, 5])
-def test_features_of_layers_that_do_not_exist(layer):
+def test_features_of_layers_that_do_not_exist(config, layer):
   with pytest.raises(ValueError, match=f"layer {layer} does .* 0 to 1"):
-    models.Transformer(_BASE, feature_layers=(0, layer), rngs=nnx.Rngs(0))
+    models.Transformer(config, feature_layers=(0, layer), rngs=nnx.Rngs(0))
 
 
 @pytest.fixture(scope="module")
-def plain():
-  target, params = _model(_BASE)
+def plain(config):
+  target, params = _model(config)
   return _run(target), params
 
 
-def test_chunks_and_single_tokens_equal_the_whole(plain, numpy_forward):
+@pytest.mark.parametrize("windows", [(), (3, 8)])
+def test_chunks_and_single_tokens_equal_the_whole(
+  config, plain, numpy_forward, windows
+):
   run, params = plain
+  if windows:
+    config = dataclasses.replace(config, windows=windows)
+    run = _run(_model(config)[0])
   text = np.random.default_rng(2).integers(0, 37, 21).tolist()
   mask = np.tri(21, dtype=bool)
-  want = numpy_forward(_BASE, params, text, np.arange(21), mask)["logits"]
+  want = numpy_forward(config, params, text, np.arange(21), mask)["logits"]
   pages = []
   for size in (7, 1):
-    cache, parts = _cache(_BASE, 1), []
+    cache, parts = _cache(config, 1), []
     for begin in range(0, 21, size):
       logits, cache = _extend(run, params, cache, [text[begin : begin + size]])
       parts.append(logits[0])
@@ -237,14 +248,14 @@ def test_chunks_and_single_tokens_equal_the_whole(plain, numpy_forward):
     np.testing.assert_allclose(one, two, rtol=0, atol=1e-5)
 
 
-def test_ragged_rows_equal_solo_rows(plain, numpy_forward):
+def test_ragged_rows_equal_solo_rows(config, plain, numpy_forward):
   # transformers#17514: positions shifted by the padding; NaN from rows that
   # are nothing but padding.
   run, params = plain
   rng = np.random.default_rng(3)
   texts = [rng.integers(0, 37, n).tolist() for n in (2, 10, 0, 7)]
   more = [rng.integers(0, 37, n).tolist() for n in (3, 1, 2, 10)]
-  cache = _cache(_BASE, 4)
+  cache = _cache(config, 4)
   together, cache = _extend(run, params, cache, texts)
   after, cache = _extend(run, params, cache, more)
   assert np.isfinite(together).all()
@@ -254,7 +265,7 @@ def test_ragged_rows_equal_solo_rows(plain, numpy_forward):
     first, second = len(texts[row]), len(more[row])
     size = first + second
     want = numpy_forward(
-      _BASE,
+      config,
       params,
       texts[row] + more[row],
       np.arange(size),
@@ -276,9 +287,13 @@ def test_ragged_rows_equal_solo_rows(plain, numpy_forward):
     pytest.param("float16", "float32", marks=pytest.mark.slow),
   ],
 )
-def test_parameters_and_cache_of_any_dtype(numpy_forward, dtype, cache_dtype):
+def test_parameters_and_cache_of_any_dtype(
+  config, numpy_forward, dtype, cache_dtype
+):
   # tunix#1321: a bf16 cache and fp32 projections did not meet.
-  config = dataclasses.replace(_BASE, num_layers=1, attention_bias=True)
+  config = dataclasses.replace(
+    config, num_layers=1, qkv_bias=True, qk_norm=True, windows=(7,)
+  )
   target, params = _model(config, dtype=jnp.dtype(dtype))
   assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype(dtype)}
   run = _run(target)
@@ -302,8 +317,8 @@ def test_parameters_and_cache_of_any_dtype(numpy_forward, dtype, cache_dtype):
   assert error < 3 * 20**0.5 * coarse * size
 
 
-def test_positions_past_256_are_exact_in_bfloat16(numpy_forward):
-  config = dataclasses.replace(_BASE, num_layers=1)
+def test_positions_past_256_are_exact_in_bfloat16(config, numpy_forward):
+  config = dataclasses.replace(config, num_layers=1)
   target, params = _model(config, dtype=jnp.bfloat16)
   run = _run(target)
   tokens = np.array([[3, 1, 4, 1, 5]], np.int32)
@@ -322,9 +337,9 @@ def test_positions_past_256_are_exact_in_bfloat16(numpy_forward):
     )
 
 
-def test_invalid_nodes_change_nothing(plain):
+def test_invalid_nodes_change_nothing(config, plain):
   run, params = plain
-  cache = _cache(_BASE, 1)
+  cache = _cache(config, 1)
   _, cache = _extend(run, params, cache, [[1, 2, 3, 4, 5, 6, 7]])
   parents = np.array([[-1, 0, 0, 1, 2, 3, 3]], np.int32)
   tokens = np.array([[4, 5, 6, 7, 8, 9, 10]], np.int32)
@@ -336,3 +351,50 @@ def test_invalid_nodes_change_nothing(plain):
   np.testing.assert_array_equal(
     np.asarray(got)[0, [0, 1, 3, 5]], np.asarray(want)[0, [0, 1, 3, 5]]
   )
+
+
+@pytest.mark.parametrize("window", [1, 4, 6, 30])
+def test_a_tree_equals_its_chains_under_a_window(config, window):
+  """Each path of a deep tree, run alone after the prefix, gives the same."""
+  config = dataclasses.replace(config, windows=(window, window))
+  target, params = _model(config)
+  run = _run(target)
+  rng = np.random.default_rng(5)
+  cache = _cache(config, 1)
+  _, cache = _extend(run, params, cache, [rng.integers(0, 37, 9).tolist()])
+  # Depth 6; nodes of one depth lie far apart in the block.
+  parents = np.array([[-1, 0, 0, 1, 2, 3, 5, 4, 6]], np.int32)
+  tokens = rng.integers(0, 37, parents.shape).astype(np.int32)
+  chains = []
+  for node, parent in enumerate(parents[0]):
+    chains.append([*(chains[parent] if parent >= 0 else ()), tokens[0, node]])
+  positions = np.array([[8 + len(chain) for chain in chains]], np.int32)
+  got, _ = run(params, tokens, positions, parents, cache)
+  for node in (6, 7, 8):
+    alone, _ = _extend(run, params, cache, [chains[node]], width=9)
+    # Sums of some forty terms in another order.
+    np.testing.assert_allclose(
+      got[0, node], alone[0, len(chains[node]) - 1], rtol=0, atol=1e-5
+    )
+
+
+def test_a_window_shows_exactly_so_many_positions(config):
+  """mistral.rs#486: a window off by one. Seen by what moves the last logits."""
+  config = dataclasses.replace(config, num_layers=1, windows=(4,))
+  target, params = _model(config)
+  run = _run(target)
+  text = np.random.default_rng(6).integers(0, 37, 12).tolist()
+
+  def last(text, chunk):
+    cache = _cache(config, 1)
+    for begin in range(0, 12, chunk):
+      logits, cache = _extend(run, params, cache, [text[begin : begin + chunk]])
+    return logits[0, -1]
+
+  for chunk in (12, 3):  # within a block, and in the prefix
+    want, moved = last(text, chunk), []
+    for place in range(12):
+      other = [*text[:place], (text[place] + 1) % 37, *text[place + 1 :]]
+      if not np.array_equal(last(other, chunk), want):
+        moved.append(place)
+    assert moved == [8, 9, 10, 11]

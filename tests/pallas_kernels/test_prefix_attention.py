@@ -55,7 +55,7 @@ def _problem(
   )
 
 
-def _loop(query, pages, table, length, scale):
+def _loop(query, pages, table, length, scale, start=None):
   """One softmax a row and head in float64, reading only what is live."""
   query, pages = (np.asarray(x).astype(np.float64) for x in (query, pages))
   table = np.asarray(table)
@@ -68,17 +68,19 @@ def _loop(query, pages, table, length, scale):
       pages[table[row, s // page_size], :, s % page_size]
       for s in range(int(length[row]))
     ]
-    if not entries:
-      continue
-    entries = np.stack(entries)  # [S, K, 2H]
-    for head in range(heads):
-      mine = entries[:, head // (heads // kv_heads)]
-      scores = scale * query[row, :, head] @ mine[:, :head_dim].T
-      top = scores.max(-1, keepdims=True)
-      weights = np.exp(scores - top)
-      total = weights.sum(-1, keepdims=True)
-      out[row, :, head] = weights / total @ mine[:, head_dim:]
-      lse[row, :, head] = (top + np.log(total))[:, 0]
+    for node in range(nodes):
+      begin = 0 if start is None else int(start[row, node])
+      if begin >= len(entries):
+        continue
+      seen = np.stack(entries[begin:])  # [S, K, 2H]
+      for head in range(heads):
+        mine = seen[:, head // (heads // kv_heads)]
+        scores = scale * mine[:, :head_dim] @ query[row, node, head]
+        top = scores.max()
+        weights = np.exp(scores - top)
+        total = weights.sum()
+        out[row, node, head] = weights / total @ mine[:, head_dim:]
+        lse[row, node, head] = top + np.log(total)
   return out, lse
 
 
@@ -253,3 +255,75 @@ def test_heads_that_do_not_divide():
   three = jnp.concatenate([query, query[:, :, :1]], axis=2)
   with pytest.raises(ValueError, match=r"3 query heads .* 2 key/value heads"):
     pallas_kernels.prefix_attention(three, pages, table, length, scale=1.0)
+
+
+@pytest.mark.parametrize(
+  ("kv_heads", "page_size", "lengths", "window"),
+  [
+    (1, 16, (0, 1, 15, 16, 17, 700), 5),
+    (2, 7, (6, 293, 8), 100),
+    (3, 5, (600, 256, 3), 300),  # more than a block of it
+    (1, 300, (301, 640), 12),  # pages wider than a block
+    (2, 4, (9, 2), 1000),  # hides nothing
+  ],
+)
+def test_each_query_begins_where_it_is_told(
+  kv_heads, page_size, lengths, window
+):
+  problem = _problem(
+    9,
+    lengths,
+    heads=6,
+    kv_heads=kv_heads,
+    head_dim=10,
+    page_size=page_size,
+    nodes=4,
+  )
+  query, pages, table, length = problem
+  # Nodes at several depths; the last lies deeper than the window is long.
+  position = length[:, None] + jnp.array([[0, 2, 1, window]])
+  start = jnp.maximum(position - (window - 1), 0).astype(jnp.int32)
+  want = _loop(*problem, 0.3, start)
+  assert np.isneginf(want[1][:, 3]).all()
+  # What lies before a row's first start may hold anything.
+  table = np.asarray(table)
+  spoiled = np.asarray(pages).copy()
+  for row, begin in enumerate(np.asarray(start.min(1)).tolist()):
+    for s in range(min(begin, lengths[row])):
+      spoiled[int(table[row, s // page_size]), :, s % page_size] = np.nan
+  spoiled = jnp.asarray(spoiled)
+  for attention in (_definition, _attention):
+    got = attention(query, spoiled, table, length, scale=0.3, start=start)
+    for mine, true in zip(got, want, strict=True):
+      np.testing.assert_allclose(mine, true, rtol=0, atol=_FP32)
+
+
+def test_work_follows_the_window_not_the_length(monkeypatch):
+  trips = []
+  plain = jax.lax.fori_loop
+
+  def spy(lower, upper, body, carry):
+    trips.append(int(upper))
+    return plain(lower, upper, body, carry)
+
+  query, pages, table, length = _problem(
+    10, (5000, 40, 0), heads=1, kv_heads=1, head_dim=2, page_size=16, nodes=2
+  )
+  start = jnp.maximum(length[:, None] + jnp.array([[0, 1]]) - 99, 0)
+  monkeypatch.setattr(jax.lax, "fori_loop", spy)
+  for begin in (None, start.astype(jnp.int32)):
+    pallas_kernels.prefix_attention(
+      query, pages, table, length, scale=1.0, start=begin
+    )
+  # Blocks of 256 positions: of 5000, and of 99 with the rest of a page.
+  assert trips == [20, 1]
+
+
+def test_starts_of_another_shape():
+  query, pages, table, length = _problem(
+    11, (3, 5), heads=2, kv_heads=1, head_dim=4, page_size=4, nodes=3
+  )
+  with pytest.raises(AssertionError, match=r"\(2, 1\)"):
+    pallas_kernels.prefix_attention(
+      query, pages, table, length, scale=1.0, start=jnp.zeros((2, 1), jnp.int32)
+    )

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ldjax import pallas_kernels
 
 _mask = jax.jit(pallas_kernels.ancestor_mask)
+_window = jax.jit(pallas_kernels.window_mask, static_argnums=2)
 _attention = jax.jit(pallas_kernels.tree_attention, static_argnames="scale")
 
 
@@ -58,8 +59,36 @@ def test_several_roots():
   ]
 
 
-def _dense(query, block_kv, pages, table, length, mask, scale):
-  """Prefix and ancestors in one float64 softmax."""
+@hypothesis.given(
+  _trees(), st.integers(0, 9), st.sampled_from([1, 2, 4, 16, 17])
+)
+def test_window_is_counted_in_positions(parents, prefix, window):
+  """By walking up: itself and as many ancestors, then the prefix's end."""
+  parents = np.array([parents], np.int32)
+  mask = _walk(parents[0])
+  positions = (prefix + mask.sum(-1) - 1)[None].astype(np.int32)
+  got, start = _window(mask[None], positions, window)
+  for node, position in enumerate(positions[0]):
+    above, seen = node, set()
+    while above >= 0 and len(seen) < window:
+      seen.add(above)
+      above = parents[0, above]
+    assert set(np.flatnonzero(np.asarray(got)[0, node])) == seen
+    left = window - len(seen)  # positions of the prefix, if it has so many
+    first = int(start[0, node])
+    assert max(prefix - first, 0) == min(left, prefix), (node, position)
+
+
+@pytest.mark.parametrize("window", [0, -4])
+def test_a_window_of_nothing(window):
+  with pytest.raises(ValueError, match=f"window is {window}"):
+    pallas_kernels.window_mask(
+      np.ones((1, 1, 1), bool), np.zeros((1, 1), np.int32), window
+    )
+
+
+def _dense(query, block_kv, pages, table, length, mask, scale, first=None):
+  """Prefix, from `first[row, node]` on, and ancestors in one softmax."""
   query, block_kv, pages = (
     np.asarray(x).astype(np.float64) for x in (query, block_kv, pages)
   )
@@ -73,7 +102,8 @@ def _dense(query, block_kv, pages, table, length, mask, scale):
     ]
     for node in range(nodes):
       seen = [block_kv[row, i] for i in range(nodes) if mask[row, node, i]]
-      entries = np.stack(prefix + seen)
+      begin = 0 if first is None else first[row, node]
+      entries = np.stack(prefix[begin:] + seen)
       for head in range(heads):
         mine = entries[:, head // (heads // kv_heads)]
         scores = scale * mine[:, :head_dim] @ query[row, node, head]
@@ -82,6 +112,7 @@ def _dense(query, block_kv, pages, table, length, mask, scale):
   return out
 
 
+@pytest.mark.parametrize("window", [None, 1, 3, 8])
 @pytest.mark.parametrize(
   ("heads", "kv_heads", "head_dim", "dtype", "cache_dtype", "tolerance"),
   [
@@ -93,7 +124,7 @@ def _dense(query, block_kv, pages, table, length, mask, scale):
   ],
 )
 def test_equals_one_dense_softmax(
-  heads, kv_heads, head_dim, dtype, cache_dtype, tolerance
+  heads, kv_heads, head_dim, dtype, cache_dtype, tolerance, window
 ):
   rng = np.random.default_rng(1)
   lengths = np.array([0, 1, 7, 13], np.int32)
@@ -121,12 +152,22 @@ def test_equals_one_dense_softmax(
     np.int32,
   )
   mask = np.stack([_walk(tree) for tree in trees])
+  first = start = None
+  if window is not None:
+    depth = mask.sum(-1) - 1
+    positions = (lengths[:, None] + depth).astype(np.int32)
+    mask, start = _window(mask, positions, window)
+    first = np.zeros((rows, nodes), int)
+    for row in range(rows):
+      for node in range(nodes):
+        while positions[row, node] - window >= first[row, node]:
+          first[row, node] += 1
   problem = (query, block_kv, pages, table, lengths, mask)
-  got = _attention(*problem, scale=0.5)
+  got = _attention(*problem, scale=0.5, start=start)
   assert got.dtype == dtype
   np.testing.assert_allclose(
     np.asarray(got).astype(np.float64),
-    _dense(*problem, 0.5),
+    _dense(*problem, 0.5, first),
     rtol=0,
     atol=tolerance,
   )
@@ -176,3 +217,34 @@ def test_a_broken_node_reaches_only_its_descendants(value):
   broken = run(block)
   np.testing.assert_array_equal(broken[0, [0, 1, 3]], sound[0, [0, 1, 3]])
   assert np.isnan(broken[0, [2, 4]]).all()
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "rocm", "tpu"])
+def test_lowers_for_every_platform(platform, window):
+  def attend(query, block, pages, table, length, parents, positions):
+    mask, start = pallas_kernels.ancestor_mask(parents), None
+    if window is not None:
+      mask, start = pallas_kernels.window_mask(mask, positions, window)
+    return pallas_kernels.tree_attention(
+      query, block, pages, table, length, mask, scale=0.5, start=start
+    )
+
+  shapes = [
+    jax.ShapeDtypeStruct(shape, dtype)
+    for shape, dtype in (
+      ((2, 5, 6, 16), jnp.bfloat16),
+      ((2, 5, 2, 32), jnp.bfloat16),
+      ((7, 2, 16, 32), jnp.bfloat16),
+      ((2, 3), jnp.int32),
+      ((2,), jnp.int32),
+      ((2, 5), jnp.int32),
+      ((2, 5), jnp.int32),
+    )
+  ]
+  traced = jax.jit(attend).trace(*shapes)
+  text = traced.lower(lowering_platforms=(platform,)).as_text()
+  # Without a window nothing reads the positions.
+  read = text.count("%arg6") > 1
+  assert read == (window is not None)
+  assert "stablehlo.while" in text

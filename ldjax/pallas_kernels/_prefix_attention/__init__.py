@@ -17,6 +17,7 @@ def prefix_attention(
   length: Array,
   *,
   scale: float,
+  start: Array | None = None,
 ) -> tuple[Array, Array]:
   """Attends T queries of each row to the row's committed prefix.
 
@@ -30,10 +31,14 @@ def prefix_attention(
     length: [R] int32, live positions; whatever lies past them, NaN included,
       changes nothing.
     scale: multiplies the scores.
+    start: [R, T] int32, the first position that each query sees, as a sliding
+      window sets it; None for position 0. What no query of a row sees changes
+      nothing for that row, NaN included, and costs nothing beyond its page.
 
   Returns:
     Output [R, T, N, H] and log-sum-exp of the scores [R, T, N], both float32.
-    A row of length 0 gives output 0 and log-sum-exp -inf.
+    A query that sees nothing (a row of length 0, a start at or past the
+    length) gives output 0 and log-sum-exp -inf.
 
   Example:
     >>> import jax.numpy as jnp
@@ -52,8 +57,12 @@ def prefix_attention(
   chex.assert_shape(pages, (None, kv_heads, None, 2 * head_dim))
   chex.assert_shape(block_table, (rows, None))
   chex.assert_shape(length, (rows,))
+  if start is not None:
+    chex.assert_shape(start, query.shape[:2])
   if heads % kv_heads:
     raise ValueError(
       f"{heads} query heads are no multiple of {kv_heads} key/value heads"
     )
-  return _xla.prefix_attention(query, pages, block_table, length, scale=scale)
+  return _xla.prefix_attention(
+    query, pages, block_table, length, scale=scale, start=start
+  )

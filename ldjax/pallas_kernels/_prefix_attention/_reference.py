@@ -15,6 +15,7 @@ def prefix_attention(
   length: Array,
   *,
   scale: float,
+  start: Array | None = None,
 ) -> tuple[Array, Array]:
   """Gathers the whole block table, masks, and takes one softmax.
 
@@ -28,8 +29,12 @@ def prefix_attention(
     rows, kv_heads, capacity, 2 * head_dim
   )
   key, value = jnp.split(gathered.astype(jnp.float32), 2, axis=-1)
-  live = jnp.arange(capacity)[None] < length[:, None]
-  value = jnp.where(live[:, None, :, None], value, 0.0)
+  position = jnp.arange(capacity)
+  begin = jnp.zeros((rows, num_query), jnp.int32) if start is None else start
+  seen = (position[None, None] >= begin[..., None]) & (
+    position[None, None] < length[:, None, None]
+  )  # [R, T, S]
+  value = jnp.where(seen.any(1)[:, None, :, None], value, 0.0)
   grouped = query.astype(jnp.float32).reshape(
     rows, num_query, kv_heads, heads // kv_heads, head_dim
   )
@@ -39,7 +44,7 @@ def prefix_attention(
     key,
     precision=jax.lax.Precision.HIGHEST,
   )
-  scores = jnp.where(live[:, None, None, None], scores, -jnp.inf)
+  scores = jnp.where(seen[:, :, None, None], scores, -jnp.inf)
   lse = jax.nn.logsumexp(scores, axis=-1)
   weights = jnp.exp(scores - jnp.maximum(lse, -1e30)[..., None])
   out = jnp.einsum(

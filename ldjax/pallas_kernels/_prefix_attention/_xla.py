@@ -1,7 +1,9 @@
 """Attention over a paged prefix for XLA: a running softmax over live pages.
 
 The number of blocks follows the longest live row, not the capacity of the
-block table, so a long `max_len` costs nothing while sequences are short.
+block table, so a long `max_len` costs nothing while sequences are short. Under
+a window each row begins at the first page that one of its queries sees, so the
+number follows the window.
 """
 
 import jax.numpy as jnp
@@ -22,6 +24,7 @@ def prefix_attention(
   length: Array,
   *,
   scale: float,
+  start: Array | None = None,
 ) -> tuple[Array, Array]:
   """See `ldjax.pallas_kernels.prefix_attention`."""
   rows, num_query, heads, head_dim = query.shape
@@ -33,6 +36,11 @@ def prefix_attention(
   table = jnp.pad(
     block_table, ((0, 0), (0, -block_table.shape[1] % block_pages))
   )
+  if start is not None:
+    # From here on positions count from the first page that a row needs.
+    first_page = start.min(1) // page_size  # [R]
+    start = start - (first_page * page_size)[:, None]
+    length = length - first_page * page_size
   dtype = query.dtype
   precision = (
     lax.Precision.HIGHEST if dtype == jnp.float32 else lax.Precision.DEFAULT
@@ -43,13 +51,27 @@ def prefix_attention(
 
   def accumulate(i, carry):
     top, total, out = carry
-    ids = lax.dynamic_slice_in_dim(table, i * block_pages, block_pages, axis=1)
+    if start is None:
+      ids = lax.dynamic_slice_in_dim(
+        table, i * block_pages, block_pages, axis=1
+      )
+    else:
+      column = i * block_pages + jnp.arange(block_pages, dtype=jnp.int32)
+      # Past the table's end is past the length, where any page will do.
+      ids = jnp.take_along_axis(
+        table, first_page[:, None] + column[None], axis=1, mode="clip"
+      )
     chunk = pages.at[ids].get(mode="clip")  # [R, n, K, Z, 2H]
     chunk = jnp.moveaxis(chunk, 2, 1).reshape(
       rows, kv_heads, block, 2 * head_dim
     )
     position = i * block + jnp.arange(block, dtype=jnp.int32)
     live = position[None] < length[:, None]
+    seen = live[:, None, None, None]
+    if start is not None:
+      near = position[None, None] >= start[..., None]  # [R, T, S]
+      seen = (live[:, None] & near)[:, None, :, None]
+      live = live & near.any(1)
     # A masked key may hold anything; a masked value must be zero, for
     # 0 x NaN is NaN.
     value = jnp.where(live[:, None, :, None], chunk[..., head_dim:], 0)
@@ -60,7 +82,7 @@ def prefix_attention(
       precision=precision,
       preferred_element_type=jnp.float32,
     )
-    scores = jnp.where(live[:, None, None, None], scores, -jnp.inf)
+    scores = jnp.where(seen, scores, -jnp.inf)
     new_top = jnp.maximum(top, scores.max(-1))
     weights = jnp.exp(scores - new_top[..., None])
     shrink = jnp.exp(top - new_top)

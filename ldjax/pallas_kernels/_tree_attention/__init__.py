@@ -8,7 +8,7 @@ from jax import lax
 from ldjax import typing
 from ldjax.pallas_kernels import _prefix_attention
 
-__all__ = ["ancestor_mask", "tree_attention"]
+__all__ = ["ancestor_mask", "tree_attention", "window_mask"]
 
 Array = typing.Array
 
@@ -42,6 +42,41 @@ def ancestor_mask(parents: Array) -> Array:
   return jax.vmap(one)(parents)
 
 
+def window_mask(
+  mask: Array, positions: Array, window: int
+) -> tuple[Array, Array]:
+  """Narrows what nodes see to the last `window` positions.
+
+  A node at position p sees position s iff p - window < s <= p: itself and the
+  window - 1 positions before it.
+
+  Args:
+    mask: [R, T, T] bool, see `ancestor_mask`.
+    positions: [R, T] int32, absolute.
+    window: in positions, at least 1.
+
+  Returns:
+    The mask of the nodes among themselves [R, T, T], and the first position
+    that each of them sees [R, T] int32; both as `tree_attention` takes them.
+
+  Raises:
+    ValueError: for a window below 1.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> chain = ancestor_mask(jnp.array([[-1, 0, 1]]))
+    >>> mask, start = window_mask(chain, jnp.array([[5, 6, 7]]), 2)
+    >>> mask[0].astype(int).tolist(), start.tolist()
+    ([[1, 0, 0], [1, 1, 0], [0, 1, 1]], [[4, 5, 6]])
+
+  Source: Beltagy et al. 2020 (Longformer); Jiang et al. 2023 (Mistral 7B).
+  """
+  if window < 1:
+    raise ValueError(f"window is {window}; a node sees at least itself, so 1")
+  start = jnp.maximum(positions - (window - 1), 0)
+  return mask & (positions[:, None, :] >= start[:, :, None]), start
+
+
 def tree_attention(
   query: Array,
   block_kv: Array,
@@ -51,6 +86,7 @@ def tree_attention(
   mask: Array,
   *,
   scale: float,
+  start: Array | None = None,
 ) -> Array:
   """Attends each tree node to the committed prefix and to its ancestors.
 
@@ -63,6 +99,8 @@ def tree_attention(
     length: [R] int32.
     mask: [R, T, T] bool, see `ancestor_mask`; every node sees itself.
     scale: multiplies the scores.
+    start: [R, T] int32, the first position of the prefix that each node sees,
+      see `window_mask`; None for position 0.
 
   Returns:
     [R, T, N, H] in the query's dtype.
@@ -80,7 +118,7 @@ def tree_attention(
   chex.assert_shape(block_kv, (rows, num_nodes, kv_heads, 2 * head_dim))
   chex.assert_shape(mask, (rows, num_nodes, num_nodes))
   prefix_out, prefix_lse = _prefix_attention.prefix_attention(
-    query, pages, block_table, length, scale=scale
+    query, pages, block_table, length, scale=scale, start=start
   )
   dtype = query.dtype
   precision = (

@@ -1,0 +1,303 @@
+"""What a config.json of each family says, and what it leaves unsaid."""
+
+import json
+
+import pytest
+
+from ldjax import checkpoints
+
+_SIZES = {
+  "vocab_size": 31,
+  "hidden_size": 64,
+  "intermediate_size": 40,
+  "num_hidden_layers": 6,
+  "num_attention_heads": 4,
+  "num_key_value_heads": 2,
+}
+_CLASSES = {
+  "llama": "LlamaForCausalLM",
+  "mistral": "MistralForCausalLM",
+  "qwen2": "Qwen2ForCausalLM",
+  "qwen3": "Qwen3ForCausalLM",
+  "smollm3": "SmolLM3ForCausalLM",
+}
+_FULL, _SLIDES = "full_attention", "sliding_attention"
+
+
+@pytest.fixture
+def parse(tmp_path):
+  """parse(model_type, **changes), where "absent" takes a key away."""
+
+  def parse(kind, **changes):
+    raw = {"model_type": kind, **_SIZES, **changes}
+    raw = {key: value for key, value in raw.items() if value != "absent"}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    return checkpoints.read_config(tmp_path)
+
+  return parse
+
+
+# Of every published configuration what could go wrong about it.
+_PUBLISHED = {
+  "Llama-3.2-1B-Instruct": {"head_dim": 64, "tie_word_embeddings": True},
+  "Mistral-7B-Instruct-v0.3": {"rope_theta": 1e6, "windows": ()},
+  "Qwen2.5-7B-Instruct": {
+    "num_heads": 28,
+    "num_kv_heads": 4,
+    "head_dim": 128,
+    "qkv_bias": True,
+    "o_bias": False,
+    "windows": (),  # use_sliding_window is false
+    "tie_word_embeddings": False,
+  },
+  "Qwen3-32B": {"head_dim": 128, "hidden_size": 5120, "qk_norm": True},
+  "TinyLlama-1.1B-Chat-v1.0_resaved_4.56": {"num_kv_heads": 4},
+  "codellama_7b": {"rope_theta": 1e6, "vocab_size": 32016},
+  # One layer and nothing in the file to tell it from a target; its weights do.
+  "eagle_llama2_7b": {"num_layers": 1},
+  "eagle_vicuna_7b": {"num_layers": 1, "num_kv_heads": 32},
+  "llama2_7b": {"rope_theta": 10000.0, "max_position_embeddings": 2048},
+  "llama3_1_8b": {"num_kv_heads": 8},
+  "mistral_7b_v03": {"num_kv_heads": 8, "windows": (), "qkv_bias": False},
+  "qwen2_0_5b": {
+    "head_dim": 64,
+    "qkv_bias": True,
+    "o_bias": False,
+    "windows": (),
+    "tie_word_embeddings": True,
+  },
+  "qwen3_0.6b": {
+    "head_dim": 128,  # not 1024 / 16
+    "qk_norm": True,
+    "qkv_bias": False,
+    "rope_theta": 1e6,
+    "tie_word_embeddings": True,
+  },
+  "smollm2_135m": {"nope_layers": (), "rope_theta": 1e5},
+  "vicuna-7b-delta-v0": {"num_kv_heads": 32, "rms_norm_eps": 1e-6},
+}
+_REFUSED = {
+  "Mixtral-8x7B-v0.1": "model_type is 'mixtral'",
+  "eagle3_llama3_8b": "architectures is .'LlamaForCausalLMEagle3'.",
+  "eagle3_qwen3_8b": "architectures is .'LlamaForCausalLMEagle3'.",
+  "gemma2_2b": "model_type is 'gemma2'",
+  "gemma3_1b_it": "model_type is 'gemma3_text'",
+  "gpt2_3_added_tokens": "model_type is 'gpt2'",
+  "medusa-vicuna-7b-v1.3": "model_type is missing",
+  "phi-3_5": "model_type is 'phi3'",
+  "phi-4": "model_type is 'phi3'",
+}
+
+
+def test_every_published_config_is_read_or_refused(shared_data):
+  folders = sorted(
+    path.parent for path in (shared_data / "configs").glob("*/config.json")
+  )
+  assert folders
+  for folder in folders:
+    if folder.name in _REFUSED:
+      with pytest.raises(ValueError, match=_REFUSED[folder.name]):
+        checkpoints.read_config(folder)
+      continue
+    config = checkpoints.read_config(folder)
+    for field, value in _PUBLISHED[folder.name].items():
+      assert getattr(config, field) == value, (folder.name, field)
+
+
+@pytest.mark.parametrize("kind", _CLASSES)
+def test_what_distinguishes_a_family(parse, kind):
+  config = parse(kind, architectures=[_CLASSES[kind]])
+  assert config.qkv_bias == (kind == "qwen2")
+  assert not config.o_bias
+  assert not config.mlp_bias
+  assert config.qk_norm == (kind == "qwen3")
+  assert config.head_dim == (128 if kind == "qwen3" else 16)
+  assert config.nope_layers == ((3,) if kind == "smollm3" else ())
+  assert config.tie_word_embeddings == (kind == "smollm3")
+  assert config.rope_theta == (2e6 if kind == "smollm3" else 1e4)
+  longest = {"llama": 2048, "mistral": 131072}.get(kind, 32768)
+  assert config.max_position_embeddings == longest
+  # A Mistral that says nothing has Mistral 7B's window.
+  assert config.windows == ((4096,) * 6 if kind == "mistral" else ())
+
+
+@pytest.mark.parametrize("kind", _CLASSES)
+def test_biases_that_a_file_can_ask_for(parse, kind):
+  config = parse(kind, attention_bias=True, mlp_bias=True)
+  assert config.qkv_bias == (kind != "mistral")
+  assert config.o_bias == (kind in ("llama", "qwen3", "smollm3"))
+  assert config.mlp_bias == (kind in ("llama", "smollm3"))
+
+
+@pytest.mark.parametrize("kind", _CLASSES)
+def test_old_configs_without_key_heads(parse, kind):
+  # Vicuna, Llama 1: as many as there are query heads.
+  assert parse(kind, num_key_value_heads=None).num_kv_heads == 4
+  assert parse("llama", num_key_value_heads="absent").num_kv_heads == 4
+
+
+@pytest.mark.parametrize("kind", _CLASSES)
+@pytest.mark.parametrize("key", ["torch_dtype", "dtype"])
+def test_both_names_of_the_dtype(parse, kind, key):
+  # The tensors say what they are; the name in the file is not needed.
+  assert parse(kind, **{key: "bfloat16"}) == parse(kind)
+
+
+@pytest.mark.parametrize("kind", _CLASSES)
+def test_rope_of_transformers_4_and_5(parse, kind):
+  old = parse(kind, rope_theta=5e5, rope_scaling=None)
+  new = parse(kind, rope_parameters={"rope_type": "default", "rope_theta": 5e5})
+  assert old == new
+  assert old.rope_theta == 5e5
+  for settings in (
+    {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+    {"rope_scaling": {"type": "yarn", "factor": 4.0}},
+    {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5e5}},
+  ):
+    with pytest.raises(ValueError, match="rope_type 'yarn' is not supported"):
+      parse(kind, **settings)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+def test_windows_of_the_upper_layers(parse, kind):
+  # transformers#38002: the window was applied though it was switched off.
+  for off in (False, None, "absent"):
+    config = parse(
+      kind, use_sliding_window=off, sliding_window=4, max_window_layers=2
+    )
+    assert config.windows == ()
+  on = {"use_sliding_window": True, "sliding_window": 4}
+  config = parse(kind, **on, max_window_layers=2)
+  assert config.windows == (None, None, 4, 4, 4, 4)
+  assert parse(kind, **on, max_window_layers=0).windows == (4,) * 6
+  assert parse(kind, **on, max_window_layers=6).windows == ()
+  assert parse(kind, **on).windows == ()  # from layer 28 on
+  assert (
+    parse(
+      kind, use_sliding_window=True, sliding_window=None, max_window_layers=0
+    ).windows
+    == ()
+  )
+  kinds = [_SLIDES, _FULL, _FULL, _SLIDES, _FULL, _FULL]
+  config = parse(kind, **on, max_window_layers=2, layer_types=kinds)
+  assert config.windows == (4, None, None, 4, None, None)
+
+
+def test_windows_of_mistral(parse):
+  assert parse("mistral", sliding_window=4).windows == (4,) * 6
+  assert parse("mistral", sliding_window=None).windows == ()
+  # As long as the longest text: it hides nothing.
+  for size in (32, 33):
+    config = parse("mistral", sliding_window=size, max_position_embeddings=32)
+    assert config.windows == ()
+  config = parse("mistral", sliding_window=31, max_position_embeddings=32)
+  assert config.windows == (31,) * 6
+  same = parse("mistral", sliding_window=4, layer_types=[_SLIDES] * 6)
+  assert same.windows == (4,) * 6
+  with pytest.raises(ValueError, match="layer_types differ"):
+    parse("mistral", sliding_window=4, layer_types=[_SLIDES, _FULL] * 3)
+
+
+def test_a_llama_has_no_window(parse):
+  # Its class ignores the key, so files may carry anything there.
+  assert parse("llama", sliding_window=4).windows == ()
+  assert parse("llama", sliding_window="?", use_sliding_window=True) == parse(
+    "llama"
+  )
+
+
+def test_layers_without_positions(parse):
+  assert parse("smollm3").nope_layers == (3,)
+  assert parse("smollm3", no_rope_layer_interval=2).nope_layers == (1, 3, 5)
+  flags = [1, 1, 0, 1, 1, 0]
+  config = parse("smollm3", no_rope_layers=flags, no_rope_layer_interval=1)
+  assert config.nope_layers == (2, 5)
+  assert parse("smollm3", no_rope_layers=[1] * 9).nope_layers == ()
+  on = {"use_sliding_window": True, "sliding_window": 4}
+  config = parse("smollm3", no_rope_layers=flags, **on)
+  assert config.windows == (None, None, 4, None, None, 4)
+  # Other families do not know the key.
+  assert parse("llama", no_rope_layers=flags).nope_layers == ()
+
+
+@pytest.mark.parametrize(
+  ("kind", "changes", "message"),
+  [
+    ("mistral", {"sliding_window": 0}, "sliding_window is 0"),
+    ("mistral", {"sliding_window": True}, "sliding_window is True"),
+    ("mistral", {"sliding_window": 4.5}, "sliding_window is 4.5"),
+    (
+      "qwen2",
+      {"use_sliding_window": "yes", "sliding_window": 4},
+      "use_sliding_window is 'yes'",
+    ),
+    (
+      "qwen2",
+      {"use_sliding_window": True, "max_window_layers": 2.5},
+      "max_window_layers is 2.5",
+    ),
+    (
+      "qwen3",
+      {"layer_types": [_SLIDES] * 6, "sliding_window": 4},
+      "there is no window: use_sliding_window is None",
+    ),
+    ("qwen3", {"layer_types": [_FULL] * 5}, "each of the 6 layers"),
+    ("qwen3", {"layer_types": "full"}, "each of the 6 layers"),
+    (
+      "qwen3",
+      {"layer_types": ["linear_attention"] * 6},
+      "'linear_attention', which is not supported",
+    ),
+    ("llama", {"layer_types": [_SLIDES] * 6}, "there is no window"),
+    ("smollm3", {"no_rope_layers": [1, 0]}, "each of the 6 layers"),
+    ("smollm3", {"no_rope_layers": [2] * 6}, "only 0 and 1 are known"),
+    ("smollm3", {"no_rope_layer_interval": 0}, "it must be at least 1"),
+    ("qwen2", {"architectures": ["Qwen2ForReward"]}, "only Qwen2ForCausalLM"),
+    ("qwen3", {"quantization_config": {"quant_method": "fp8"}}, "fp8"),
+  ],
+)
+def test_what_is_not_supported_is_refused(parse, kind, changes, message):
+  with pytest.raises(ValueError, match=message) as error:
+    parse(kind, **changes)
+  assert "config.json" in str(error.value)
+
+
+@pytest.mark.parametrize(
+  "kind",
+  ["gemma", "gemma3", "qwen3_moe", "qwen2_moe", "phi3", "ministral", "gpt2"],
+)
+def test_other_families_are_refused_by_name(parse, kind):
+  with pytest.raises(ValueError, match=f"model_type is '{kind}'; supported: "):
+    parse(kind)
+
+
+def test_the_early_spelling_of_llama(parse):
+  assert parse("llama", architectures=["LLaMAForCausalLM"]) == parse("llama")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("prefix", ["model.", ""])
+@pytest.mark.parametrize("kind", ["mistral", "qwen2", "qwen3", "smollm3"])
+def test_weights_of_each_family(tmp_path, make_tiny, kind, prefix, tied):
+  tiny = make_tiny(model_type=kind, tie_word_embeddings=tied)
+  plain = dict(tiny.weights)
+  tiny.weights = {
+    name.replace("model.", prefix): value for name, value in plain.items()
+  }
+  if tied:  # and yet the file has it
+    tiny.weights["lm_head.weight"] = plain["model.embed_tokens.weight"]
+  folder = tiny.folder(tmp_path)
+  tiny.weights = plain
+  tiny.check(checkpoints.read(folder).params)
+
+
+def test_weights_that_belong_to_another_family(tmp_path, make_tiny):
+  tiny = make_tiny(model_type="qwen3")
+  for kind in ("llama", "mistral", "smollm3"):
+    tiny.config["model_type"] = kind
+    with pytest.raises(ValueError, match=r"[qk]_norm.*does not have"):
+      checkpoints.read(tiny.folder(tmp_path / kind))
+  tiny = make_tiny(attention_bias=True)
+  tiny.config["model_type"] = "qwen2"
+  with pytest.raises(ValueError, match=r"o_proj\.bias.*does not have"):
+    checkpoints.read(tiny.folder(tmp_path / "qwen2"))
