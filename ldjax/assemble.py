@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from ldjax import checkpoints, decoding, memory, models, text
+from ldjax import _sharding, checkpoints, decoding, memory, models, text
 
 Progress: TypeAlias = Callable[[str], None]
 Tree: TypeAlias = (
@@ -28,10 +28,15 @@ class LanguageModel:
   name: str
   """Where it came from."""
   config: models.TransformerConfig
+  """The target's shape."""
   tokenizer: text.Tokenizer
+  """Text to ids and back, with the chat template."""
   target: decoding.TargetFn
+  """The target as pure functions."""
   draft: decoding.DraftFn
+  """The draft as pure functions."""
   draft_name: str
+  """What `load` was given: `"ngram"`, `"none"` or a folder."""
   params: decoding.DecoderParams
   """Weights of target and draft."""
   decoder: decoding.Decoder
@@ -50,6 +55,8 @@ class LanguageModel:
   """Pages of the pool; None for as many as the batch can need."""
   prefill_chunks: tuple[int, ...]
   """Lengths in which prompts are read, ascending; one compile each."""
+  mesh: jax.sharding.Mesh | None = None
+  """The devices it is spread over; None for the default one."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -149,6 +156,7 @@ def _medusa(
   config: models.TransformerConfig,
   dtype: Any,
   progress: Progress | None,
+  mesh: jax.sharding.Mesh | None,
 ) -> tuple[decoding.DraftFn, Any, bool]:
   if not folder.exists():
     raise FileNotFoundError(
@@ -156,7 +164,11 @@ def _medusa(
       " folder with Medusa heads"
     )
   heads, params = checkpoints.read_medusa(
-    folder, vocab_size=config.vocab_size, dtype=dtype, progress=progress
+    folder,
+    vocab_size=config.vocab_size,
+    dtype=dtype,
+    progress=progress,
+    place=_place(mesh, config),
   )
   for field in ("hidden_size", "vocab_size"):
     have, want = getattr(heads, field), getattr(config, field)
@@ -176,6 +188,7 @@ def _draft(
   config: models.TransformerConfig,
   dtype: Any,
   progress: Progress | None,
+  mesh: jax.sharding.Mesh | None,
 ) -> tuple[decoding.DraftFn, Any, bool]:
   """The draft, its weights, and whether it borrows the output matrix."""
   if draft == "ngram":
@@ -184,7 +197,8 @@ def _draft(
     if tree is not None and parse_tree(tree).depth:
       raise ValueError(f"draft 'none' takes no tree, but tree is {tree!r}")
     return decoding.root_only(), (), False
-  return _medusa(pathlib.Path(str(draft)), tree, config, dtype, progress)
+  folder = pathlib.Path(str(draft))
+  return _medusa(folder, tree, config, dtype, progress, mesh)
 
 
 def _borrow(
@@ -199,9 +213,27 @@ def _draft_name(draft: str | os.PathLike[str] | None) -> str:
   return "none" if draft is None else os.fspath(draft)
 
 
-def _default_dtype() -> Any:
-  # bf16 at one row is six times slower than fp32 on a CPU.
-  return jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
+def _place(
+  mesh: jax.sharding.Mesh | None, config: models.TransformerConfig
+) -> Any:
+  return None if mesh is None else _sharding.place_on(mesh, config)
+
+
+def _decoder(
+  target: decoding.TargetFn,
+  draft: decoding.DraftFn,
+  init_cache: Callable[[int], Any],
+  max_len: int,
+  mesh: jax.sharding.Mesh | None,
+) -> decoding.Decoder:
+  decoder = decoding.speculative(target, draft, init_cache, max_len=max_len)
+  return decoder if mesh is None else _sharding.constrain(decoder, mesh)
+
+
+def _platform(mesh: jax.sharding.Mesh | None) -> str:
+  if mesh is None:
+    return jax.default_backend()
+  return mesh.devices.flat[0].platform
 
 
 def load(
@@ -214,6 +246,7 @@ def load(
   cache_dtype: Any = None,
   page_size: int = 16,
   num_pages: int | None = None,
+  mesh: jax.sharding.Mesh | None = None,
   progress: Progress | None = None,
 ) -> LanguageModel:
   """Loads a target and puts a decoder around it.
@@ -232,6 +265,13 @@ def load(
     page_size: positions a page of the cache.
     num_pages: pages of the pool, shared by all rows; default as many as the
       batch can need.
+    mesh: devices to spread the model over, with an axis "tensor" that splits
+      its matrices and the heads of its cache, and an axis "data" that splits
+      the rows of a batch; either may be left out. What an axis does not
+      divide (a number of heads, a vocabulary, a batch) is repeated along it.
+      Pages of the cache are repeated along "data". The text is that of one
+      device. Each parameter goes to its devices as it is read, so a model may
+      be larger than the memory of one.
     progress: called with a line of text as loading goes on.
 
   Returns:
@@ -239,12 +279,16 @@ def load(
 
   Raises:
     FileNotFoundError: for a path or draft that is not there.
-    ValueError: for files or settings that do not fit, naming them.
+    TypeError: for a mesh that is none.
+    ValueError: for files, settings or axes of a mesh that do not fit, naming
+      them.
 
   Example:
     model = ldjax.load("demo")
     print(ldjax.generate(model, "Why is the sky blue?").text)
   """
+  mesh = None if mesh is None else _sharding.check_mesh(mesh)
+  on_cpu = _platform(mesh) == "cpu"
   file = checkpoints.resolve(path, progress)
   config = checkpoints.read_config(file)
   limit = config.max_position_embeddings
@@ -253,7 +297,10 @@ def load(
     raise ValueError(
       f"max_len is {max_len}; this model can have 2 to {limit} positions"
     )
-  dtype = _default_dtype() if dtype is None else jnp.dtype(dtype)
+  if dtype is None:
+    # bf16 at one row is six times slower than fp32 on a CPU.
+    dtype = jnp.float32 if on_cpu else jnp.bfloat16
+  dtype = jnp.dtype(dtype)
   init_cache = cache_factory(
     config,
     max_len=max_len,
@@ -264,14 +311,15 @@ def load(
   jax.eval_shape(functools.partial(init_cache, 1))  # checks the sizes
   tokenizer = text.load_tokenizer(file)
   # What can be refused is refused before gigabytes are read.
-  draft_fn, draft_params, borrows = _draft(draft, tree, config, dtype, progress)
-  checkpoint = checkpoints.read(file, dtype=dtype, progress=progress)
+  draft_fn, draft_params, borrows = _draft(
+    draft, tree, config, dtype, progress, mesh
+  )
+  checkpoint = checkpoints.read(
+    file, dtype=dtype, progress=progress, place=_place(mesh, config)
+  )
   if borrows:
     draft_params = _borrow(config, checkpoint.params, draft_params)
   target, _ = models.functionalize(models.abstract_model(config, dtype))
-  build = functools.partial(
-    decoding.speculative, target, init_cache=init_cache, max_len=max_len
-  )
   return LanguageModel(
     name=checkpoint.name,
     config=config,
@@ -280,8 +328,10 @@ def load(
     draft=draft_fn,
     draft_name=_draft_name(draft),
     params=decoding.DecoderParams(checkpoint.params, draft_params),
-    decoder=build(draft_fn),
-    fallback=build(decoding.root_only(draft_fn)),
+    decoder=_decoder(target, draft_fn, init_cache, max_len, mesh),
+    fallback=_decoder(
+      target, decoding.root_only(draft_fn), init_cache, max_len, mesh
+    ),
     init_cache=init_cache,
     eos_token_ids=tuple(
       sorted({*checkpoint.eos_token_ids, *tokenizer.eos_token_ids})
@@ -289,7 +339,8 @@ def load(
     max_len=max_len,
     page_size=page_size,
     num_pages=num_pages,
-    prefill_chunks=(16, 64) if jax.default_backend() == "cpu" else (64, 512),
+    prefill_chunks=(16, 64) if on_cpu else (64, 512),
+    mesh=mesh,
   )
 
 
@@ -298,7 +349,7 @@ def with_draft(
   draft: str | os.PathLike[str] | None,
   tree: Tree | None = None,
 ) -> LanguageModel:
-  """The same target, weights shared, with another draft or tree.
+  """The same target on the same devices, with another draft or tree.
 
   Args:
     model: from `load`.
@@ -317,16 +368,16 @@ def with_draft(
   """
   dtype = jax.tree.leaves(model.params.target)[0].dtype
   draft_fn, draft_params, borrows = _draft(
-    draft, tree, model.config, dtype, None
+    draft, tree, model.config, dtype, None, model.mesh
   )
   if borrows:
     draft_params = _borrow(model.config, model.params.target, draft_params)
-  build = functools.partial(
-    decoding.speculative,
-    model.target,
-    init_cache=model.init_cache,
-    max_len=model.max_len,
-  )
+
+  def build(draft_fn):
+    return _decoder(
+      model.target, draft_fn, model.init_cache, model.max_len, model.mesh
+    )
+
   return dataclasses.replace(
     model,
     draft=draft_fn,

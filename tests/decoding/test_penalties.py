@@ -109,7 +109,7 @@ def test_same_text_and_logprobs_as_numpy(toy, expected, name):
   for have, (_, logprob) in zip(logprobs, expected, strict=True):
     np.testing.assert_allclose(have, logprob[1:], atol=1e-5, rtol=0)
   if name == "right":
-    assert int(state.rounds.sum()) < len(sum(want, [])) / 2
+    assert int(state.rounds.sum()) < sum(map(len, want)) / 2
 
 
 def test_logprobs_of_the_rows_that_ask(toy):

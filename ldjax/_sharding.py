@@ -1,0 +1,228 @@
+"""Where weights, cache and rows live on a mesh of devices.
+
+Only layouts: the program is the one of a single device, and JAX's automatic
+partitioning derives the communication from where its inputs lie.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from ldjax import decoding, models
+
+_AXES = ("data", "tensor")
+_BY_OUTPUT = ("gate_proj", "up_proj", "embed_tokens", "lm_head")
+
+
+def check_mesh(mesh: Mesh) -> Mesh:
+  """Returns the mesh with automatic axes, which is what `load` works with.
+
+  `jax.make_mesh` makes explicit axes, under which every operation would have
+  to say its layout; the devices and their order stay.
+
+  Args:
+    mesh: axes called "data" and "tensor", or one of them.
+
+  Raises:
+    TypeError: for anything but a `jax.sharding.Mesh`.
+    ValueError: for an axis of another name, no axis, or devices of several
+      processes.
+
+  Example:
+    >>> import jax
+    >>> check_mesh(jax.make_mesh((1, 1), ("data", "tensor"))).axis_names
+    ('data', 'tensor')
+  """
+  if not isinstance(mesh, Mesh):
+    raise TypeError(
+      f"mesh is a {type(mesh).__name__}; give a jax.sharding.Mesh, for example"
+      ' jax.make_mesh((1, 2), ("data", "tensor"))'
+    )
+  if mesh.empty or not mesh.axis_names:
+    raise ValueError(
+      "mesh has no devices or no axes; name an axis 'data' or 'tensor'"
+    )
+  for name in mesh.axis_names:
+    if name not in _AXES:
+      raise ValueError(
+        f"mesh has an axis {name!r}; rows are split over 'data' and weights"
+        " over 'tensor', so name its axes by these"
+      )
+  if mesh.is_multi_process:
+    raise ValueError(
+      "mesh has devices of several processes; one process is supported, use"
+      " jax.local_devices()"
+    )
+  types = (AxisType.Auto,) * len(mesh.axis_names)
+  return Mesh(mesh.devices, mesh.axis_names, axis_types=types)
+
+
+def _axis(mesh: Mesh, name: str, parts: int) -> str | None:
+  """The axis that splits `parts` equal parts, None where it does not."""
+  size = mesh.shape.get(name, 1)
+  return name if size > 1 and parts % size == 0 else None
+
+
+def param_spec(
+  path: Sequence[Any],
+  shape: Sequence[int],
+  config: models.TransformerConfig,
+  mesh: Mesh,
+) -> PartitionSpec:
+  """How one parameter is split over the axis "tensor".
+
+  Projections into heads or into the feed-forward width by their output rows,
+  those out of it by their input columns, so that a block communicates once
+  behind its attention and once behind its MLP; embedding and output matrices
+  by the vocabulary; a bias with its outputs. Heads stay whole. Everything
+  else, and what the axis does not divide, is on every device. So are the
+  blocks of Medusa heads, small beside their output matrices: each block reads
+  all of the one before.
+
+  Args:
+    path: keys from the root of the parameters to the leaf.
+    shape: of the parameter; weights are [out, in].
+    config: of the target.
+    mesh: from `check_mesh`.
+
+  Returns:
+    One entry an axis of the parameter, or none at all.
+
+  Example:
+    >>> import jax, ldjax
+    >>> config = ldjax.testing.tiny_model().config
+    >>> mesh = check_mesh(jax.make_mesh((1, 1), ("data", "tensor")))
+    >>> param_spec(("lm_head", "weight"), (31, 24), config, mesh)
+    PartitionSpec()
+
+  Source: Shoeybi et al. 2019 (Megatron-LM).
+  """
+  layer = path[-2] if len(path) > 1 else None
+  parts, by_output = 1, True
+  if layer in _BY_OUTPUT:
+    parts = shape[0]
+  elif layer == "q_proj":
+    parts = config.num_heads
+  elif layer in ("k_proj", "v_proj"):
+    parts = config.num_kv_heads
+  elif len(shape) == 2 and layer in ("o_proj", "down_proj"):
+    parts = config.num_heads if layer == "o_proj" else shape[1]
+    by_output = False
+  axis = _axis(mesh, "tensor", parts)
+  if axis is None:
+    return PartitionSpec()
+  return PartitionSpec(axis) if by_output else PartitionSpec(None, axis)
+
+
+def place_on(
+  mesh: Mesh, config: models.TransformerConfig
+) -> Callable[[Sequence[Any], np.ndarray], jax.Array]:
+  """Returns (path, host array) -> the parameter on its devices.
+
+  Each device is sent its own part, so that no device ever holds a whole model.
+
+  Args:
+    mesh: from `check_mesh`.
+    config: of the target.
+  """
+
+  def place(path: Sequence[Any], array: np.ndarray) -> jax.Array:
+    spec = param_spec(path, array.shape, config, mesh)
+    return jax.device_put(array, NamedSharding(mesh, spec))
+
+  return place
+
+
+def state_shardings(state: Any, mesh: Mesh) -> Any:
+  """How the state of B rows lies on a mesh.
+
+  Whatever has a leading axis of B is split by rows over "data", if that
+  divides B. The pool is one pool for all rows: its pages [P, K, Z, 2H] are
+  split over "tensor" by K, if that divides K, and are the same on every device
+  along "data".
+
+  Args:
+    state: a `DecodeState`, of arrays or shapes.
+    mesh: from `check_mesh`.
+
+  Returns:
+    The same structure of `NamedSharding`.
+  """
+  batch = state.length.shape[0]
+
+  def sharding(path: Any, leaf: Any) -> NamedSharding:
+    within = [getattr(key, "name", None) for key in path[:2]]
+    spec = PartitionSpec()
+    if within == ["cache", "pages"]:
+      if axis := _axis(mesh, "tensor", leaf.shape[1]):
+        spec = PartitionSpec(None, axis)
+    elif (
+      within != ["cache", "pool"]
+      and leaf.shape[:1] == (batch,)
+      and (axis := _axis(mesh, "data", batch))
+    ):
+      spec = PartitionSpec(axis)
+    return NamedSharding(mesh, spec)
+
+  return jax.tree_util.tree_map_with_path(sharding, state)
+
+
+@functools.lru_cache(maxsize=64)
+def constrain(decoder: decoding.Decoder, mesh: Mesh) -> decoding.Decoder:
+  """The same decoder, whose states keep their layout on a mesh.
+
+  Under any `jit` a state comes out as it went in, so that it can be donated
+  and nothing compiles again; what a round emitted is on every device. Same
+  arguments give the same functions.
+
+  Args:
+    decoder: what to run.
+    mesh: from `check_mesh`.
+
+  Example:
+    >>> import jax, ldjax
+    >>> from ldjax import decoding
+    >>> tiny = ldjax.testing.tiny_model()
+    >>> plain = decoding.autoregressive(
+    ...   tiny.target, tiny.init_cache, max_len=tiny.max_len)
+    >>> mesh = check_mesh(jax.make_mesh((1, 1), ("data", "tensor")))
+    >>> decoder = constrain(plain, mesh)
+    >>> state = jax.jit(decoder.empty, static_argnums=1)(
+    ...   decoding.DecoderParams(tiny.params), 2)
+    >>> state.tokens.sharding.mesh.axis_names
+    ('data', 'tensor')
+  """
+  everywhere = NamedSharding(mesh, PartitionSpec())
+
+  def on_mesh(state: Any) -> Any:
+    return jax.lax.with_sharding_constraint(state, state_shardings(state, mesh))
+
+  def keep(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function, updated=())
+    def kept(*args: Any, **kwargs: Any) -> Any:
+      return on_mesh(function(*args, **kwargs))
+
+    return kept
+
+  def keep_both(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function, updated=())
+    def kept(*args: Any, **kwargs: Any) -> Any:
+      state, emitted = function(*args, **kwargs)
+      emitted = jax.lax.with_sharding_constraint(emitted, everywhere)
+      return on_mesh(state), emitted
+
+    return kept
+
+  return decoding.Decoder(
+    init=keep(decoder.init),
+    step=keep_both(decoder.step),
+    empty=keep(decoder.empty),
+    admit=keep(decoder.admit),
+    prefill=keep_both(decoder.prefill),
+    preempt=keep(decoder.preempt),
+    release=keep(decoder.release),
+  )
