@@ -1,4 +1,4 @@
-"""What the README shows works: its Python runs and its commands parse."""
+"""What the README and the pages show works: Python runs, commands parse."""
 
 import functools
 import itertools
@@ -19,7 +19,22 @@ _SHELLS = ("bash", "console", "sh", "shell")
 _FENCE = re.compile(
   r"^ *(`{3,}|~{3,}) *([\w+-]*)[^\n]*\n(.*?)^ *\1 *$", re.M | re.S
 )
-_FOLDERS = ("benchmarks/", "docs/", "examples/", "ldjax/", "tests/", ".ci/")
+_FOLDERS = (
+  "benchmarks/",
+  "docs/",
+  "examples/",
+  "ldjax/",
+  "notebooks/",
+  "tests/",
+  ".ci/",
+)
+_PAGES = [
+  "README.md",
+  *(
+    str(path.relative_to(_REPOSITORY))
+    for path in sorted((_REPOSITORY / "docs").rglob("*.md"))
+  ),
+]
 # A figure with a unit, as "25 tokens/s", "1.8×" or "47 ms".
 _MEASURED = re.compile(r"\d\s*(tokens/s|tok/s|×|x\b|ms\b|s\b|GB/s|MiB|GiB|%)")
 _UNIT_HEADER = re.compile(
@@ -35,10 +50,10 @@ class Block(NamedTuple):
   line: int
 
 
-def _blocks(readme: str) -> list[Block]:
+def _blocks(page: str) -> list[Block]:
   return [
-    Block(match[2], match[3], readme.count("\n", 0, match.start(3)) + 1)
-    for match in _FENCE.finditer(readme)
+    Block(match[2], match[3], page.count("\n", 0, match.start(3)) + 1)
+    for match in _FENCE.finditer(page)
   ]
 
 
@@ -110,17 +125,17 @@ def _unknown_flags(arguments: list[str], text: str) -> list[str]:
   ]
 
 
-def _sections(readme: str) -> list[str]:
-  """The README cut at its headings; a `#` in a block is not a heading."""
-  hidden = _FENCE.sub(lambda m: re.sub(r"^#", "\x00", m[0], flags=re.M), readme)
+def _sections(page: str) -> list[str]:
+  """A page cut at its headings; a `#` in a block is not a heading."""
+  hidden = _FENCE.sub(lambda m: re.sub(r"^#", "\x00", m[0], flags=re.M), page)
   parts = re.split(r"^(?=#{1,6} )", hidden, flags=re.M)
   return [part.replace("\x00", "#") for part in parts]
 
 
-def _tables_without_command(readme: str) -> list[str]:
+def _tables_without_command(page: str) -> list[str]:
   """Headings of sections that show measured figures and no command for them."""
   missing = []
-  for section in _sections(readme):
+  for section in _sections(page):
     prose = _FENCE.sub("", section)
     rows = [row for row in prose.splitlines() if row.lstrip().startswith("|")]
     headers = [
@@ -144,37 +159,43 @@ def _tables_without_command(readme: str) -> list[str]:
   return missing
 
 
-@pytest.fixture(scope="module")
-def readme() -> str:
-  path = _REPOSITORY / "README.md"
-  assert path.is_file(), f"{path} is missing: a project starts with its README"
+def _page(name: str) -> str:
+  path = _REPOSITORY / name
+  assert path.is_file(), f"{path} is missing"
   return path.read_text()
 
 
+def _python(page: str) -> list[Block]:
+  return [b for b in _blocks(page) if b.language in ("python", "py")]
+
+
 @pytest.mark.slow
-def test_python_runs(readme, demo_model, monkeypatch, tmp_path):
-  blocks = [b for b in _blocks(readme) if b.language in ("python", "py")]
-  assert blocks, "the README shows no Python"
+@pytest.mark.parametrize(
+  "name", [name for name in _PAGES if _python(_page(name))]
+)
+def test_python_runs(name, demo_model, monkeypatch, tmp_path):
   monkeypatch.chdir(tmp_path)
   # A name, so that classes and dataclasses can find their module.
   namespace: dict = {"__name__": "__main__"}
-  for block in blocks:
-    # Empty lines in front, so that a traceback names the README's own line.
+  for block in _python(_page(name)):
+    # Empty lines in front, so that a traceback names the page's own line.
     source = "\n" * (block.line - 1) + block.text
-    exec(compile(source, "README.md", "exec"), namespace)
+    exec(compile(source, name, "exec"), namespace)
 
 
 @pytest.mark.slow
-def test_commands_parse(readme):
+@pytest.mark.parametrize("name", _PAGES)
+def test_commands_parse(name):
   seen = set()
-  for block in _blocks(readme):
+  for block in _blocks(_page(name)):
     if block.language not in _SHELLS:
       continue
     for command in _command_lines(block):
-      where = f"README.md:{block.line}: {shlex.join(command)}"
+      where = f"{name}:{block.line}: {shlex.join(command)}"
       for word in command:
         if word.startswith(_FOLDERS):
-          assert (_REPOSITORY / word).exists(), f"{where}: no {word}"
+          matching = list(_REPOSITORY.glob(word))
+          assert matching, f"{where}: no {word}"
       arguments = _ldjax_arguments(command)
       if arguments is None:
         continue
@@ -183,17 +204,23 @@ def test_commands_parse(readme):
       seen.add(subcommand)
       unknown = _unknown_flags(arguments, _help(subcommand))
       assert not unknown, f"{where}: no {unknown}"
-  assert {"generate", "demo", "bench"} <= seen
+  if name in ("README.md", "docs/guides/command_line.md"):
+    assert {"generate", "demo", "bench"} <= seen
 
 
-def test_figures_stand_beside_their_command(readme):
-  assert not _tables_without_command(readme)
+@pytest.mark.parametrize("name", _PAGES)
+def test_figures_stand_beside_their_command(name):
+  assert not _tables_without_command(_page(name))
 
 
-def test_test_command_is_that_of_ci(readme):
+def test_the_readme_shows_python():
+  assert _python(_page("README.md"))
+
+
+def test_test_command_is_that_of_ci():
   ci = (_REPOSITORY / ".ci" / "run").read_text().strip().splitlines()
   assert ci[-1] == "pytest -n 2"
-  assert "pip install '.[dev]' && pytest -n 2" in readme
+  assert "pip install '.[dev]' && pytest -n 2" in _page("README.md")
 
 
 def test_prompts_of_the_benchmark():

@@ -42,6 +42,7 @@ class PagedKVCache:
   pages: tuple[Array, ...]
   """L arrays [P, K, Z, 2H]."""
   pool: _pool.PagePool
+  """Which pages are in use."""
   block_table: Array
   """[B, M] int32; P where there is no page."""
   length: Array

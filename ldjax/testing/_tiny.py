@@ -18,11 +18,15 @@ class TinyModel(NamedTuple):
   """A random model small enough for tests of decoding."""
 
   config: models.TransformerConfig
+  """Its shape."""
   target: decoding.TargetFn
+  """Its pure functions."""
   params: Any
+  """Its weights."""
   init_cache: Callable[[int], Any]
   """batch -> an empty cache of `max_len` positions."""
   max_len: int
+  """The most tokens of a row."""
 
 
 @functools.lru_cache(maxsize=64)
