@@ -25,7 +25,9 @@ class TestStopStrings:
   def circle(self, tiny):
     return tiny.tokenizer.encode("abcdefgh")
 
-  @pytest.fixture(params=["none", "ngram"])
+  @pytest.fixture(
+    params=[pytest.param("none", marks=pytest.mark.slow), "ngram"]
+  )
   def model(self, request, scripted, bigram, circle):
     after = dict(zip(circle, circle[1:] + circle[:1], strict=True))
     return scripted(bigram(after), draft=request.param)

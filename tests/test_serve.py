@@ -90,7 +90,7 @@ class TestTexts:
     settings = ldjax.Settings(
       num_samples=3, temperature=1.0, max_new_tokens=6, seed=4
     )
-    want = ldjax.generate(tiny, "hello", settings)
+    want = ldjax.generate(tiny, "hello", settings, batch_size=2)
     with ldjax.serve(tiny, [("hello", settings)], batch_size=2) as server:
       [ticket] = server
     assert [one.tokens for one in ticket.result()] == [

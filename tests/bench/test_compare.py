@@ -86,6 +86,7 @@ class TestCompare:
       # 10 + 11 positions at most, two pages of 16.
       assert figures["peak_cache_bytes"] == 2 * 16 * 2 * 16 * 4
 
+  @pytest.mark.slow
   def test_folder_of_a_draft(self, tiny, tiny_heads, monkeypatch):
     # With the tree whose decoder the other tests have compiled.
     from ldjax import assemble

@@ -349,6 +349,7 @@ class TestDemo:
     result = run("demo", "a", "--max-new-tokens", 8, code=1)
     assert "The texts are NOT equal" in result.stdout
 
+  @pytest.mark.slow
   def test_one_token(self, run, on, scripted, bigram):
     on(scripted(bigram()))
     result = run("demo", "a", "--max-new-tokens", 1)

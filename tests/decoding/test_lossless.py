@@ -114,7 +114,11 @@ DRAFTS = ("n-gram", "Medusa", "random tree")
 
 @pytest.mark.parametrize(
   "name",
-  ["n-gram", "random tree", pytest.param("Medusa", marks=pytest.mark.slow)],
+  [
+    "n-gram",
+    pytest.param("random tree", marks=pytest.mark.slow),
+    pytest.param("Medusa", marks=pytest.mark.slow),
+  ],
 )
 def test_ragged_batch_in_any_order(toy, tiny, name):
   draft, draft_params = _make(name, tiny)

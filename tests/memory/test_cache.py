@@ -103,7 +103,13 @@ _step = st.one_of(
 # Page size, capacity of a row (a whole number of pages), pages in the pool
 # (fewer than three full rows need).
 @pytest.mark.parametrize(
-  "sizes", [(2, 10, 11), (3, 12, 7), (4, 12, 9), (5, 15, 5)]
+  "sizes",
+  [
+    (2, 10, 11),
+    (3, 12, 7),
+    pytest.param((4, 12, 9), marks=pytest.mark.slow),
+    pytest.param((5, 15, 5), marks=pytest.mark.slow),
+  ],
 )
 @hypothesis.settings(max_examples=20, deadline=None)
 @hypothesis.given(steps=st.lists(_step, min_size=1, max_size=12))

@@ -30,12 +30,7 @@ _FAMILIES = {
 
 @pytest.fixture(
   scope="module",
-  params=[
-    name
-    if name == "everything at once"
-    else pytest.param(name, marks=pytest.mark.slow)
-    for name in _FAMILIES
-  ],
+  params=[pytest.param(name, marks=pytest.mark.slow) for name in _FAMILIES],
 )
 def family(request, config):
   config = dataclasses.replace(config, **_FAMILIES[request.param])
@@ -54,7 +49,7 @@ def family(request, config):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(
   "kind",
-  ["random trees", pytest.param("n-gram", marks=pytest.mark.slow)],
+  ["random trees", "n-gram"],
 )
 def test_no_draft_changes_a_token(family, kind, temperature):
   config, target, params, init_cache = family

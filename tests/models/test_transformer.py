@@ -138,7 +138,15 @@ _CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("changes", _CONFIGS.values(), ids=_CONFIGS)
+@pytest.mark.parametrize(
+  "changes",
+  [
+    pytest.param(
+      changes, id=name, marks=[] if "Qwen" in name else [pytest.mark.slow]
+    )
+    for name, changes in _CONFIGS.items()
+  ],
+)
 def test_prefix_and_tree_equal_numpy(config, numpy_forward, changes):
   config = dataclasses.replace(config, **changes)
   target, params = _model(config)
@@ -224,7 +232,9 @@ def plain(config):
   return _run(target), params
 
 
-@pytest.mark.parametrize("windows", [(), (3, 8)])
+@pytest.mark.parametrize(
+  "windows", [(), pytest.param((3, 8), marks=pytest.mark.slow)]
+)
 def test_chunks_and_single_tokens_equal_the_whole(
   config, plain, numpy_forward, windows
 ):
@@ -280,9 +290,9 @@ def test_ragged_rows_equal_solo_rows(config, plain, numpy_forward):
   ("dtype", "cache_dtype"),
   [
     ("float32", "bfloat16"),
-    ("bfloat16", "bfloat16"),
+    pytest.param("bfloat16", "bfloat16", marks=pytest.mark.slow),
     pytest.param("bfloat16", "float32", marks=pytest.mark.slow),
-    ("float16", "bfloat16"),
+    pytest.param("float16", "bfloat16", marks=pytest.mark.slow),
     pytest.param("float16", "float16", marks=pytest.mark.slow),
     pytest.param("float16", "float32", marks=pytest.mark.slow),
   ],
@@ -353,7 +363,9 @@ def test_invalid_nodes_change_nothing(config, plain):
   )
 
 
-@pytest.mark.parametrize("window", [1, 4, 6, 30])
+@pytest.mark.parametrize(
+  "window", [1, 4, *(pytest.param(w, marks=pytest.mark.slow) for w in (6, 30))]
+)
 def test_a_tree_equals_its_chains_under_a_window(config, window):
   """Each path of a deep tree, run alone after the prefix, gives the same."""
   config = dataclasses.replace(config, windows=(window, window))

@@ -43,6 +43,7 @@ def _lossless(broken):
   )
 
 
+@pytest.mark.slow
 def test_lossless_target_passes():
   _lossless(broken=False)
 
