@@ -94,7 +94,12 @@ class TargetFn(NamedTuple):
 
 
 class Candidates(NamedTuple):
-  """A token tree for each row; node 0 is the root, the pending token."""
+  """A token tree for each row, as `tokens` [B, T] and `parents` [B, T], int32.
+
+  Node 0 is the root, the pending token: its entry of `tokens` is ignored. A
+  token of -1 marks a node that holds none. A parent is the index of an earlier
+  node, -1 for the root; a node without one can't be accepted.
+  """
 
   tokens: Array
   """[B, T] int32; -1 marks an invalid node. The root's entry is ignored."""
@@ -103,7 +108,13 @@ class Candidates(NamedTuple):
 
 
 class DraftContext(NamedTuple):
-  """What a draft may look at when it proposes."""
+  """What a draft may look at when it proposes.
+
+  `tokens` [B, S] int32 holds prompt and emitted tokens, `length` [B] how many
+  they are. The pending token, which the proposed tree stands on, is
+  `tokens[b, length[b] - 1]`; what stands past it means nothing. `sampling` is
+  the `Sampling` of B rows, so that a draft can use the same noise.
+  """
 
   tokens: Array
   """[B, S] int32, prompt and emitted tokens."""
@@ -115,7 +126,12 @@ class DraftContext(NamedTuple):
 
 @struct.dataclass(kw_only=True)
 class Observation:
-  """Committed positions and the target's true features of them."""
+  """Committed positions and the target's true features of them.
+
+  For R rows of the draft's state, `rows` [R], up to C positions each: `tokens`
+  [R, C], `features` [R, C, X] and `positions` [R, C], of which the first
+  `count` [R] are real.
+  """
 
   rows: Array
   """[R] int32, rows of the draft state."""

@@ -16,11 +16,12 @@ class Stream(Iterator[str], AsyncIterator[str]):
   Iterate over it with `for` or `async for` (the work then runs in a thread,
   so that an event loop goes on). It can be closed in the middle, and is on
   leaving a `with` block; the model can be used again at once. After the last
-  piece `result` holds the `Generation`.
+  piece, or once it is closed, `result` holds the `Generation`.
   """
 
-  def __init__(self, engine: _engine.Engine):
+  def __init__(self, engine: _engine.Engine, number: int):
     self._engine = engine
+    self._number = number
     # A task that was cancelled leaves its thread at work: close waits for it.
     self._lock = threading.Lock()
     self._closed = False
@@ -50,8 +51,12 @@ class Stream(Iterator[str], AsyncIterator[str]):
     return piece
 
   def close(self) -> None:
-    """Stops generating and waits for the device."""
+    """Stops generating; `result` is then what there was, `"cancelled"`."""
     with self._lock:
+      if not self._closed and self._result is None:
+        self._engine.cancel(self._number)
+        [event] = self._engine.advance()
+        self._result = event.generation
       self._closed = True
       self._engine.close()
 
@@ -66,10 +71,12 @@ class Stream(Iterator[str], AsyncIterator[str]):
     """The finished generation.
 
     Raises:
-      RuntimeError: before the last piece was read.
+      RuntimeError: before the last piece was read, unless it was closed.
     """
     if self._result is None:
-      raise RuntimeError("the stream has not been read to its end")
+      raise RuntimeError(
+        "the stream has not been read to its end, nor closed before"
+      )
     return self._result
 
 
@@ -185,5 +192,4 @@ def stream(
     )
   [request] = _request.make_requests(model, prompt, settled)
   engine = _engine.Engine(model, 1, progress)
-  engine.submit(request)
-  return Stream(engine)
+  return Stream(engine, engine.submit(request))

@@ -63,7 +63,7 @@ class ServerStats:
   tokens: int
   """Tokens of finished requests."""
   busy_s: float
-  """Seconds in which there was something to do."""
+  """Seconds in which there was something to do, compiling included."""
   tokens_per_second: float
   """`tokens` over `busy_s`."""
   mean_wait_s: float
@@ -125,8 +125,8 @@ class Server(Iterator[_ticket.Ticket], AsyncIterator[_ticket.Ticket]):
     Args:
       prompt: text, token ids, or a conversation.
       settings: see `Settings`.
-      on_text: called with each piece of text as it comes, in the thread that
-        iterates; not for several samples.
+      on_text: called with each piece of text (a str) as it comes, in the
+        thread that iterates; not for several samples.
       **changes: settings by name, as for `generate`.
 
     Returns:
@@ -202,7 +202,7 @@ class Server(Iterator[_ticket.Ticket], AsyncIterator[_ticket.Ticket]):
     engine, total = self._engine, self._sum
     with self._changed:
       waiting = len(engine.queue) + sum(
-        len(ticket.left()) for ticket in self._incoming
+        len(ticket._left()) for ticket in self._incoming
       )
     return ServerStats(
       waiting=waiting,
@@ -251,7 +251,7 @@ class Server(Iterator[_ticket.Ticket], AsyncIterator[_ticket.Ticket]):
         self._engine.cancel(number)
 
   def _hand_over(self, ticket: _ticket.Ticket) -> None:
-    for sample, request in ticket.left():
+    for sample, request in ticket._left():
       self._samples[self._engine.submit(request)] = ticket, sample
 
   def _work(self) -> None:
@@ -264,7 +264,7 @@ class Server(Iterator[_ticket.Ticket], AsyncIterator[_ticket.Ticket]):
     except BaseException as error:
       self.close()
       for ticket, _ in self._samples.values():
-        ticket.fail(error)
+        ticket._fail(error)
       self._samples.clear()
       self._engine.close()
       raise
@@ -282,21 +282,21 @@ class Server(Iterator[_ticket.Ticket], AsyncIterator[_ticket.Ticket]):
     self._engine.close()
     self._engine = self._make_engine()
     for ticket in sorted(left, key=lambda ticket: ticket.number):
-      ticket.begin_again()
+      ticket._begin_again()
       self._hand_over(ticket)
 
   def _deliver(self, events: Sequence[_engine.Event]) -> None:
     for event in events:
       ticket, sample = self._samples[event.request]
       try:
-        ticket.say(event.text)
+        ticket._say(event.text)
       except Exception as error:  # its own affair; the others go on
-        ticket.fail(error)
+        ticket._fail(error)
         self._do_not_want(ticket)
       if event.generation is not None:
         del self._samples[event.request]
         self._sum.add(event.generation)
-        if ticket.end(sample, event.generation):
+        if ticket._end(sample, event.generation):
           self._finished.append(ticket)
 
 

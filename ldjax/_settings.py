@@ -50,7 +50,8 @@ class Settings:
     stop: a string or several that end the text and are not part of it.
     stop_ids: token ids that end it, besides the model's own; the one that
       did is the last of `Generation.tokens`.
-    logprobs: whether `Generation.logprobs` is wanted.
+    logprobs: whether `Generation.logprobs` is wanted: by the target's own
+      logits, before penalties, temperature and cuts.
     num_samples: how many texts to draw for the prompt; with more than one, a
       list is what comes back.
     seed: an integer or `jax.random.key`; the same for a prompt in whatever
@@ -87,6 +88,7 @@ class Settings:
   def __post_init__(self):
     for name in _SEVERAL:
       value = getattr(self, name)
+      value = () if value is None else value
       value = (value,) if isinstance(value, str) else tuple(value)
       object.__setattr__(self, name, value)
     for name, least in (("max_new_tokens", 0), ("num_samples", 1)):
@@ -132,6 +134,17 @@ def _checked_names(changes: dict[str, Any]) -> None:
       )
 
 
+def _checked_settings(settings: Any) -> Settings:
+  if settings is None:
+    return Settings()
+  if not isinstance(settings, Settings):
+    raise TypeError(
+      f"settings is {settings!r}; give ldjax.Settings(...), or the settings by"
+      " name (temperature=0.8, ...)"
+    )
+  return settings
+
+
 def settle(settings: Settings | None, changes: dict[str, Any]) -> Settings:
   """Settings with some of them changed.
 
@@ -144,7 +157,7 @@ def settle(settings: Settings | None, changes: dict[str, Any]) -> Settings:
     ValueError: for a value out of range.
   """
   _checked_names(changes)
-  return dataclasses.replace(settings or Settings(), **changes)
+  return dataclasses.replace(_checked_settings(settings), **changes)
 
 
 def settle_each(
@@ -165,10 +178,10 @@ def settle_each(
     ValueError: for a list of another length, or a value out of range.
   """
   _checked_names(changes)
-  if settings is None or isinstance(settings, Settings):
-    each = [settings or Settings()] * count
+  if not isinstance(settings, list | tuple):
+    each = [_checked_settings(settings)] * count
   else:
-    each = list(settings)
+    each = [_checked_settings(one) for one in settings]
     if len(each) != count:
       raise ValueError(
         f"settings has {len(each)} entries for {count} prompts; give one for"

@@ -11,6 +11,8 @@ from ldjax import _generation, _request, _settings
 class Ticket:
   """A request on its way, as `Server.submit` gives it."""
 
+  # What begins with an underscore is for the server.
+
   def __init__(
     self,
     number: int,
@@ -58,37 +60,40 @@ class Ticket:
     """Ends it with what it has; its `finish_reason` says so."""
     self._cancel(self)
 
+  def __repr__(self) -> str:
+    return f"<Ticket {self.number}, {'done' if self.done else 'on its way'}>"
+
   def __await__(self) -> Generator[Any, None, Any]:
     return asyncio.wrap_future(self._future).__await__()
 
-  def left(self) -> list[tuple[int, _request.Request]]:
-    """Its samples that have not ended: index and request. For the server."""
+  def _left(self) -> list[tuple[int, _request.Request]]:
+    """Its samples that have not ended: index and request."""
     return [
       (sample, request)
       for sample, request in enumerate(self._requests)
       if sample not in self._ended
     ]
 
-  def begin_again(self) -> None:
-    """Expects the text from its start. For the server."""
+  def _begin_again(self) -> None:
+    """Expects the text from its start."""
     self._skip = self._given
 
-  def say(self, text: str) -> None:
-    """Takes text as it comes. For the server."""
+  def _say(self, text: str) -> None:
+    """Takes text as it comes."""
     text, self._skip = text[self._skip :], max(self._skip - len(text), 0)
     if text and self._on_text is not None and not self.done:
       self._given += len(text)
       self._on_text(text)
 
-  def fail(self, error: BaseException) -> None:
-    """Takes what went wrong. For the server."""
+  def _fail(self, error: BaseException) -> None:
+    """Takes what went wrong."""
     if not self.done:
       self._future.set_exception(error)
 
-  def end(self, sample: int, generation: _generation.Generation) -> bool:
-    """Takes how a sample ended; whether it was the last. For the server."""
+  def _end(self, sample: int, generation: _generation.Generation) -> bool:
+    """Takes how a sample ended; whether it was the last."""
     self._ended[sample] = generation
-    if self.left():
+    if self._left():
       return False
     samples = [self._ended[i] for i in range(len(self._requests))]
     several = self.settings.num_samples > 1

@@ -17,6 +17,8 @@ Tree: TypeAlias = (
   decoding.TokenTree | str | Sequence[int] | Sequence[Sequence[int]]
 )
 
+Draft: TypeAlias = str | os.PathLike[str] | decoding.DraftFn | None
+
 _MAX_LEN = 2048
 _NGRAM_DEPTH = 3
 
@@ -183,7 +185,7 @@ def _medusa(
 
 
 def _draft(
-  draft: str | os.PathLike[str] | None,
+  draft: Draft,
   tree: Tree | None,
   config: models.TransformerConfig,
   dtype: Any,
@@ -191,6 +193,10 @@ def _draft(
   mesh: jax.sharding.Mesh | None,
 ) -> tuple[decoding.DraftFn, Any, bool]:
   """The draft, its weights, and whether it borrows the output matrix."""
+  if isinstance(draft, decoding.DraftFn):
+    if tree is not None:
+      raise ValueError("a DraftFn has a tree of its own; leave out tree")
+    return draft, (), False
   if draft == "ngram":
     return _ngram(tree), (), False
   if draft in (None, "none"):
@@ -209,7 +215,9 @@ def _borrow(
   return {**draft_params, "output": {"weight": target_params[name]["weight"]}}
 
 
-def _draft_name(draft: str | os.PathLike[str] | None) -> str:
+def _draft_name(draft: Draft) -> str:
+  if isinstance(draft, decoding.DraftFn):
+    return "custom"
   return "none" if draft is None else os.fspath(draft)
 
 
@@ -239,7 +247,7 @@ def _platform(mesh: jax.sharding.Mesh | None) -> str:
 def load(
   path: str | os.PathLike[str] = "demo",
   *,
-  draft: str | os.PathLike[str] | None = "ngram",
+  draft: Draft = "ngram",
   tree: Tree | None = None,
   max_len: int | None = None,
   dtype: Any = None,
@@ -254,8 +262,9 @@ def load(
   Args:
     path: a `.gguf` file, a Hugging Face folder, `"org/name"` on the hub, or
       `"demo"` for SmolLM2-135M-Instruct (fetched once, 94 MB).
-    draft: `"ngram"` (no weights), `"none"` or None for plain decoding, or a
-      folder with Medusa heads. The text is the same with any of them.
+    draft: `"ngram"` (no weights), `"none"` or None for plain decoding, a
+      folder with Medusa heads, or a `DraftFn` of your own (see `with_draft`
+      for its weights). The text is the same with any of them.
     tree: what the draft proposes, see `parse_tree`; default three n-gram
       tokens, or a chain as long as there are heads.
     max_len: the most tokens of a sequence, prompt included; default 2,048 or
@@ -346,8 +355,10 @@ def load(
 
 def with_draft(
   model: LanguageModel,
-  draft: str | os.PathLike[str] | None,
+  draft: Draft,
   tree: Tree | None = None,
+  *,
+  draft_params: Any = (),
 ) -> LanguageModel:
   """The same target on the same devices, with another draft or tree.
 
@@ -355,6 +366,7 @@ def with_draft(
     model: from `load`.
     draft: as for `load`.
     tree: as for `load`.
+    draft_params: weights of a `DraftFn` of your own.
 
   Returns:
     A new `LanguageModel`; the text it gives is the same.
@@ -367,22 +379,20 @@ def with_draft(
     plain = ldjax.with_draft(model, "none")
   """
   dtype = jax.tree.leaves(model.params.target)[0].dtype
-  draft_fn, draft_params, borrows = _draft(
+  draft_fn, weights, borrows = _draft(
     draft, tree, model.config, dtype, None, model.mesh
   )
+  if isinstance(draft, decoding.DraftFn):
+    weights = draft_params
   if borrows:
-    draft_params = _borrow(model.config, model.params.target, draft_params)
-
-  def build(draft_fn):
-    return _decoder(
-      model.target, draft_fn, model.init_cache, model.max_len, model.mesh
-    )
+    weights = _borrow(model.config, model.params.target, weights)
+  sizes = (model.init_cache, model.max_len, model.mesh)
 
   return dataclasses.replace(
     model,
     draft=draft_fn,
     draft_name=_draft_name(draft),
-    params=decoding.DecoderParams(model.params.target, draft_params),
-    decoder=build(draft_fn),
-    fallback=build(decoding.root_only(draft_fn)),
+    params=decoding.DecoderParams(model.params.target, weights),
+    decoder=_decoder(model.target, draft_fn, *sizes),
+    fallback=_decoder(model.target, decoding.root_only(draft_fn), *sizes),
   )

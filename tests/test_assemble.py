@@ -360,3 +360,30 @@ class TestMemoisation:
       ]
       assert shapes[0] == shapes[1]
       assert jax.tree.structure(shapes[0]) == jax.tree.structure(shapes[1])
+
+
+def test_a_draft_of_your_own(tiny, tiny_plain):
+  def propose(params, state, context):
+    batch = context.length.shape[0]
+    tokens = jnp.broadcast_to(params[None], (batch, 3))
+    parents = jnp.broadcast_to(jnp.array([[-1, 0, 0]]), (batch, 3))
+    return decoding.Candidates(tokens, parents), state
+
+  draft = decoding.DraftFn(
+    init=lambda params, batch: (),
+    propose=propose,
+    observe=lambda params, state, observation: state,
+    release=lambda state, mask: state,
+    size=3,
+    depth=1,
+  )
+  want = ldjax.generate(tiny_plain, "hello", max_new_tokens=12)
+  model = ldjax.with_draft(
+    tiny, draft, draft_params=jnp.array([-1, want.tokens[3], want.tokens[5]])
+  )
+  assert model.draft_name == "custom"
+  have = ldjax.generate(model, "hello", max_new_tokens=12)
+  assert have.tokens == want.tokens
+  assert have.mean_accepted > 1
+  with pytest.raises(ValueError, match="a tree of its own"):
+    ldjax.with_draft(tiny, draft, "chain:3")

@@ -76,6 +76,17 @@ def test_a_name_that_is_none_is_told_with_the_nearest():
     _settings.settle_each(None, {"xyz": 1}, 2)
 
 
+def test_what_is_no_settings():
+  for settings in ({"temperature": 1.0}, 0.8):
+    with pytest.raises(TypeError, match=r"give ldjax\.Settings\("):
+      _settings.settle(settings, {})
+  with pytest.raises(TypeError, match="settings is 0"):
+    _settings.settle_each([ldjax.Settings(), 0], {}, 2)
+  assert ldjax.Settings(stop=None, stop_ids=None, banned_ids=None) == (
+    ldjax.Settings()
+  )
+
+
 class TestEach:
   def test_one_value_or_one_a_prompt(self):
     base = ldjax.Settings(top_k=5)

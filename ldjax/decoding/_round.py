@@ -30,6 +30,38 @@ def _depths(parents: Array) -> Array:
   return jax.vmap(one)(parents)
 
 
+def _checked(draft: _base.DraftFn, proposed: Any, batch: int) -> Any:
+  """What a draft proposed, so that nothing in it can change the text.
+
+  A node whose parent is not an earlier node is made invalid: the ancestors
+  that it would see could not be what they seem.
+
+  Raises:
+    TypeError: where it is not what `DraftFn.propose` must return.
+  """
+  shapes = jax.tree.map(jnp.shape, proposed)
+  wanted = (batch, draft.size)
+  if not (
+    isinstance(proposed, tuple)
+    and len(proposed) == 2
+    and isinstance(proposed[0], _base.Candidates)
+    and all(
+      isinstance(x, jax.Array) and x.shape == wanted and x.dtype == jnp.int32
+      for x in proposed[0]
+    )
+  ):
+    raise TypeError(
+      f"propose of a draft of size {draft.size} must return"
+      f" (Candidates(tokens, parents), state) with int32 arrays {list(wanted)}"
+      f" for {batch} rows; it returned {shapes} (shapes, or other things)"
+    )
+  candidates, draft_state = proposed
+  column = jnp.arange(draft.size, dtype=jnp.int32)[None]
+  earlier = (candidates.parents >= 0) & (candidates.parents < column)
+  parents = jnp.where(earlier, candidates.parents, -1)
+  return candidates._replace(parents=parents), draft_state
+
+
 def _append(
   state: DecodeState, rows: Array, tokens: Array, count: Array
 ) -> tuple[Array, Array]:
@@ -146,7 +178,11 @@ def step(
   """Takes one round on all running rows."""
   context = _base.DraftContext(state.tokens, state.length, state.sampling)
   with jax.named_scope("draft"):
-    candidates, draft_state = draft.propose(params.draft, state.draft, context)
+    candidates, draft_state = _checked(
+      draft,
+      draft.propose(params.draft, state.draft, context),
+      state.length.shape[0],
+    )
   state = dataclasses.replace(state, draft=draft_state)
   with jax.named_scope("verify"):
     pending = jnp.take_along_axis(

@@ -99,6 +99,11 @@ def _seed_words(seed: int | Array) -> Array | np.ndarray:
         " give one threefry key, as jax.random.key(0) makes it"
       )
     return words
+  if isinstance(seed, jax.core.Tracer):
+    raise TypeError(
+      "a seed inside jit or vmap must be a key: pass jax.random.key(seed) in"
+      f" place of the traced integer {seed}"
+    )
   number = operator.index(seed)
   if not 0 <= number < 2**64:
     raise ValueError(f"seed is {number}; it must be in [0, 2**64)")

@@ -199,3 +199,66 @@ def test_random_trees_and_random_targets(toy):
     assert texts == [toy.greedy(p, 28, salt=salt) for p in toy.prompts]
     # Some guesses were right, so the tree did something.
     assert int(state.rounds.sum()) < int(state.emitted.sum())
+
+
+def _proposes(size, depth, make):
+  """A draft whose `propose` returns make(batch)."""
+
+  def propose(params, state, context):
+    made = make(context.length.shape[0])
+    return (made, state) if isinstance(made, decoding.Candidates) else made
+
+  return decoding.root_only()._replace(propose=propose, size=size, depth=depth)
+
+
+@pytest.mark.parametrize(
+  "parents",
+  [
+    (4, 3, 2, 1, 0),
+    (-1, 1, 2, 3, 4),
+    (-1, 2, 0, 1, 2),
+    (0, 0, 9, -5, 1),
+    (-1, -1, 0, 1, -1),
+  ],
+)
+def test_parents_that_make_no_tree_change_no_token(toy, parents):
+  # The tokens are right ones, so that a walk would like to go there.
+  want = [toy.greedy(prompt, 8) for prompt in toy.prompts]
+  tokens = np.full((4, 5), -1, np.int32)
+  for row, text in enumerate(want):
+    tokens[row] = [0, *text[1:5]]
+  draft = _proposes(
+    5,
+    4,
+    lambda batch: decoding.Candidates(
+      jnp.asarray(tokens), jnp.full((batch, 5), jnp.asarray(parents, jnp.int32))
+    ),
+  )
+  texts, _ = toy.run(toy.decoder(draft), toy.params(), max_new_tokens=8)
+  assert texts == want
+
+
+@pytest.mark.parametrize(
+  "make",
+  [
+    lambda b: decoding.Candidates(
+      jnp.zeros((b, 3), jnp.int32), jnp.array([-1, 0, 0])
+    ),
+    lambda b: decoding.Candidates(
+      jnp.zeros((b, 4), jnp.int32), jnp.zeros((b, 4), jnp.int32)
+    ),
+    lambda b: decoding.Candidates(
+      jnp.zeros((b, 3), jnp.float32), jnp.zeros((b, 3), jnp.int32)
+    ),
+    lambda b: decoding.Candidates(np.zeros((b, 3), np.int32), (-1, 0, 0)),
+    lambda b: (jnp.zeros((b, 3), jnp.int32), jnp.zeros((b, 3), jnp.int32)),
+    lambda b: jnp.zeros((b, 3), jnp.int32),
+  ],
+)
+def test_what_is_no_proposal_is_told_by_name(toy, make):
+  decoder = toy.decoder(_proposes(3, 2, make))
+  state = toy.init(toy.decoder(), toy.params())
+  with pytest.raises(
+    TypeError, match=r"propose of a draft of size 3 must.*\[4"
+  ):
+    jax.eval_shape(decoder.step, toy.params(), state)

@@ -94,3 +94,14 @@ def test_dtypes_and_no_rows():
   ):
     assert getattr(settings, field).dtype == dtype
   assert sampling.make_sampling(1, top_k=2**40).top_k.tolist() == [2**31 - 1]
+
+
+def test_a_traced_integer_is_no_seed():
+  with pytest.raises(TypeError, match=r"pass jax\.random\.key\(seed\)"):
+    jax.vmap(lambda seed: sampling.make_sampling(1, seed=seed).key)(
+      jnp.arange(3)
+    )
+  keys = jax.vmap(jax.random.key)(jnp.arange(3))
+  have = jax.vmap(lambda key: sampling.make_sampling(1, seed=key).key)(keys)
+  want = [sampling.make_sampling(1, seed=seed).key for seed in range(3)]
+  assert (have == jnp.stack(want)).all()
