@@ -74,13 +74,4 @@ def stop_ids_row(ids: Sequence[int]) -> np.ndarray:
     >>> stop_ids_row([2, 7, 2])[:3].tolist()
     [2, 7, -1]
   """
-  distinct = sorted({int(i) for i in ids})
-  if distinct and distinct[0] < 0:
-    raise ValueError(f"stop id {distinct[0]} is negative")
-  if len(distinct) > MAX_STOP_IDS:
-    raise ValueError(
-      f"{len(distinct)} stop ids; a row can have at most {MAX_STOP_IDS}"
-    )
-  row = np.full((MAX_STOP_IDS,), -1, np.int32)
-  row[: len(distinct)] = distinct
-  return row
+  return sampling_lib.id_row(ids, MAX_STOP_IDS, "stop id")

@@ -7,6 +7,7 @@ from ldjax.sampling._params import (
   MAX_BANNED_IDS,
   Sampling,
   host_sampling,
+  id_row,
   make_sampling,
 )
 from ldjax.sampling._thresholds import min_p_mask, top_k_mask, top_p_mask
@@ -19,6 +20,7 @@ __all__ = [
   "draw",
   "gumbel",
   "host_sampling",
+  "id_row",
   "make_sampling",
   "min_p_mask",
   "sequence_key",

@@ -150,17 +150,38 @@ _SETTINGS: dict[str, tuple[Any, Any]] = {
 }
 
 
-def _banned_row(ids: Sequence[int]) -> np.ndarray:
+def id_row(ids: Sequence[int], capacity: int, kind: str) -> np.ndarray:
+  """Lays out a set of token ids in a row of fixed size.
+
+  Args:
+    ids: token ids, in any order.
+    capacity: how many fit.
+    kind: what to call one in messages.
+
+  Returns:
+    [capacity] int32, distinct ids ascending, then -1.
+
+  Raises:
+    ValueError: for a negative id or more ids than fit.
+
+  Example:
+    >>> id_row([7, 2, 7], 4, "stop id").tolist()
+    [2, 7, -1, -1]
+  """
   distinct = sorted({int(token) for token in ids})
   if distinct and distinct[0] < 0:
-    raise ValueError(f"banned id {distinct[0]} is negative")
-  if len(distinct) > MAX_BANNED_IDS:
+    raise ValueError(f"{kind} {distinct[0]} is negative")
+  if len(distinct) > capacity:
     raise ValueError(
-      f"{len(distinct)} banned ids; a row can have at most {MAX_BANNED_IDS}"
+      f"{len(distinct)} {kind}s; a row can have at most {capacity}"
     )
-  row = np.full((MAX_BANNED_IDS,), -1, np.int32)
+  row = np.full((capacity,), -1, np.int32)
   row[: len(distinct)] = distinct
   return row
+
+
+def _banned_row(ids: Sequence[int]) -> np.ndarray:
+  return id_row(ids, MAX_BANNED_IDS, "banned id")
 
 
 def _banned(value: Sequence[Any], batch: int) -> Any:

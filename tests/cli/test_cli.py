@@ -86,6 +86,48 @@ class TestGenerate:
       assert part in last
     assert re.match(r"12 tokens, [\d.]+ tokens/s, mean", last)
 
+  def test_every_setting_reaches_the_text(self, run, tiny, tiny_folder):
+    settings = {
+      "max_new_tokens": 12,
+      "min_new_tokens": 2,
+      "temperature": 1.0,
+      "top_k": 50,
+      "top_p": 0.9,
+      "min_p": 0.01,
+      "repetition_penalty": 1.1,
+      "presence_penalty": 0.2,
+      "frequency_penalty": 0.3,
+      "seed": 5,
+    }
+    free = ldjax.generate(tiny, "hello", **settings)
+    stop = free.pieces[-2] or free.pieces[-1]
+    want = ldjax.generate(tiny, "hello", **settings, stop=stop, logprobs=True)
+    flags = [
+      part
+      for name, value in settings.items()
+      for part in (f"--{name.replace('_', '-')}", value)
+    ]
+    result = run(
+      *("generate", "hello", "--model", tiny_folder, "--json"),
+      *flags,
+      *("--stop", stop, "--stop", "never there"),
+    )
+    fields = json.loads(result.stdout)
+    assert fields["tokens"] == list(want.tokens)
+    assert fields["text"] == want.text
+    assert fields["finish_reason"] == want.finish_reason == "stop"
+    assert fields["round_tokens"] == list(want.round_tokens)
+    assert fields["logprobs"] == pytest.approx(want.logprobs, abs=1e-5)
+
+  def test_rounds_are_shown(self, run, tiny, tiny_folder):
+    want = ldjax.generate(tiny, "hello", max_new_tokens=6)
+    result = run(
+      *("generate", "hello", "--model", tiny_folder, "--show-rounds"),
+      *("--max-new-tokens", 6),
+    )
+    assert "│" in want.show()
+    assert result.stderr.count("│") == want.show().count("│")
+
   def test_json_is_one_object(self, run, tiny, tiny_folder):
     want = ldjax.generate(
       tiny, "hello", max_new_tokens=12, temperature=1.0, seed=5, chat=False
