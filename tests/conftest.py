@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import fcntl
 import functools
+import gc
 import json
 import os
 import pathlib
@@ -50,6 +51,24 @@ hypothesis.settings.load_profile(
 )
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+
+
+# A process may have 65,530 memory mappings on Linux. Every compiled program has
+# several, and where no more is to be had XLA's compiler crashes.
+_MANY_MAPPINGS = 20_000
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_compiled_programs() -> Iterator[None]:
+  """After a file of tests, lets go of what was compiled if it is a lot."""
+  yield
+  mappings = pathlib.Path("/proc/self/maps")
+  if mappings.exists():
+    with mappings.open("rb") as file:
+      count = sum(1 for _ in file)
+    if count > _MANY_MAPPINGS:
+      jax.clear_caches()
+      gc.collect()
 
 
 @contextlib.contextmanager
