@@ -96,8 +96,9 @@ def param_spec(
     >>> import jax, ldjax
     >>> config = ldjax.testing.tiny_model().config
     >>> mesh = check_mesh(jax.make_mesh((1, 1), ("data", "tensor")))
-    >>> param_spec(("lm_head", "weight"), (31, 24), config, mesh)
-    PartitionSpec()
+    >>> param_spec(("lm_head", "weight"), (31, 24), config, mesh) == (
+    ...   jax.sharding.PartitionSpec())
+    True
 
   Source: Shoeybi et al. 2019 (Megatron-LM).
   """
