@@ -185,11 +185,6 @@ class Engine:
       if not leaf.is_deleted():
         jax.block_until_ready(leaf)
 
-  @property
-  def cache(self) -> Any:
-    """The cache of all rows, None before the first row was used."""
-    return None if self._state is None else self._state.cache
-
   @functools.cached_property
   def _page_bytes(self) -> int:
     return self._state.cache.page_bytes

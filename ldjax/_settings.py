@@ -12,18 +12,11 @@ from ldjax import sampling as sampling_lib
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_SAMPLING = (
-  "temperature",
-  "top_k",
-  "top_p",
-  "min_p",
-  "repetition_penalty",
-  "presence_penalty",
-  "frequency_penalty",
-  "banned_ids",
-  "min_new_tokens",
-  "logprobs",
-  "seed",
+# The settings of the draw, by the names under which it takes them; the key is
+# made of the seed.
+_SAMPLING = tuple(
+  "seed" if field.name == "key" else field.name
+  for field in dataclasses.fields(sampling_lib.Sampling)
 )
 _SEVERAL = ("banned_ids", "stop", "stop_ids")
 

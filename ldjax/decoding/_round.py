@@ -39,7 +39,6 @@ def _checked(draft: _base.DraftFn, proposed: Any, batch: int) -> Any:
   Raises:
     TypeError: where it is not what `DraftFn.propose` must return.
   """
-  shapes = jax.tree.map(jnp.shape, proposed)
   wanted = (batch, draft.size)
   if not (
     isinstance(proposed, tuple)
@@ -50,6 +49,7 @@ def _checked(draft: _base.DraftFn, proposed: Any, batch: int) -> Any:
       for x in proposed[0]
     )
   ):
+    shapes = jax.tree.map(jnp.shape, proposed)
     raise TypeError(
       f"propose of a draft of size {draft.size} must return"
       f" (Candidates(tokens, parents), state) with int32 arrays {list(wanted)}"

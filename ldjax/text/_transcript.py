@@ -103,7 +103,7 @@ class Transcript:
     window = self._tail + piece
     found = [at for each in self._stop if (at := window.find(each)) >= 0]
     if not found:
-      self._tail = window[len(window) - min(self._reach, len(window)) :]
+      self._tail = window[max(len(window) - self._reach, 0) :]
       return 0
     self.stopped = True
     cut = len(window) - min(found)
