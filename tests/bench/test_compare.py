@@ -27,8 +27,10 @@ class TestMakeMethods:
     )
     assert list(methods) == ["autoregressive", "ngram", "ldjax", "tiny-heads"]
     assert methods["ldjax"] is tiny
-    assert methods["autoregressive"].decoder is tiny_plain.decoder
-    assert methods["ngram"].decoder is tiny.decoder
+    plain = ldjax.with_draft(tiny, None)
+    assert methods["autoregressive"].decoder is plain.decoder
+    ngram = ldjax.with_draft(tiny, "ngram")
+    assert methods["ngram"].decoder is ngram.decoder
     assert methods["tiny-heads"].draft_name == str(tiny_heads)
 
   def test_unknown(self, tiny):
