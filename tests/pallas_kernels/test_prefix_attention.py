@@ -315,8 +315,9 @@ def test_work_follows_the_window_not_the_length(monkeypatch):
     pallas_kernels.prefix_attention(
       query, pages, table, length, scale=1.0, start=begin
     )
-  # Blocks of 256 positions: of 5000, and of 99 with the rest of a page.
-  assert trips == [20, 1]
+  # Three rows read blocks of 80 positions: of 5000, and of 99 with the rest of
+  # a page.
+  assert trips == [63, 2]
 
 
 def test_starts_of_another_shape():
