@@ -169,6 +169,48 @@ class DraftFn(NamedTuple):
   """D, the most nodes below the root on one path."""
 
 
+class HeadsFn(NamedTuple):
+  """Draft heads as pure functions: guesses for nodes, one depth at a time.
+
+  A tree is grown on them by `decoding.static_tree` and `dynamic_tree`. W is
+  the draft's vocabulary, which may be a part of the target's. `state` keeps
+  the rule of `DraftFn`: it holds only what `observe` told it; what belongs to
+  the nodes of one round is in `carry`.
+
+  `init(params, batch)`, `observe(params, state, observation)` and
+  `release(state, mask[B])` are those of `DraftFn`.
+  `begin(params, state, pending[B])` returns `(carry, logits[B, 1, W])`: what
+  may follow the root, which is node 0.
+  `extend(params, state, carry, tokens[B, n], parents[B, n])` adds n nodes,
+  numbered on from those before, and returns `(carry, logits[B, n, W])`: what
+  may follow each of them. All n stand at the same depth; `parents` [B, n]
+  int32 are numbers of nodes one depth above.
+  `unroll(params, features[B, S, X], tokens[B, S])` returns states
+  [B, S, D, Y] for training: entry (b, t, d) has seen the features up to
+  position t and the tokens up to t + 1 + d, and guesses the token at
+  t + 2 + d; it means nothing where that is past the end.
+  `score(params, states[..., Y])` returns logits [..., W] float32. With
+  `begin` and `extend` along a text it gives what they give.
+  `token_ids(params)` returns [W] int32, the target's id of each entry of the
+  draft's vocabulary, or None where they are the same.
+  """
+
+  init: Callable[[Any, int], Any]
+  observe: Callable[[Any, Any, Observation], Any]
+  release: Callable[[Any, Array], Any]
+  begin: Callable[[Any, Any, Array], tuple[Any, Array]]
+  extend: Callable[[Any, Any, Any, Array, Array], tuple[Any, Array]]
+  unroll: Callable[[Any, Array, Array], Array]
+  score: Callable[[Any, Array], Array]
+  token_ids: Callable[[Any], Array | None]
+  depth: int
+  """D, the most tokens ahead that can be guessed."""
+  vocab_size: int
+  """W."""
+  feature_size: int
+  """X, the width of the target's features."""
+
+
 @struct.dataclass(kw_only=True)
 class Acceptance:
   """The walk down the tree: what was drawn and which nodes it passed."""

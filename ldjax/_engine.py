@@ -15,7 +15,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ldjax import _generation, _request, _row, assemble, decoding, typing
+from ldjax import (
+  _generation,
+  _ladder,
+  _request,
+  _row,
+  assemble,
+  decoding,
+  typing,
+)
 
 Array = typing.Array
 Status = decoding.Status
@@ -34,32 +42,18 @@ class Event(NamedTuple):
   """Set with the last text."""
 
 
-class _Compiled(NamedTuple):
-  empty: Any
-  admit: Any
-  prefill: Any
-  step: Any
-  preempt: Any
-  release: Any
-  announced: set[tuple[str, int]]
-  """What progress lines were shown for."""
+class _Unread(NamedTuple):
+  emitted: decoding.Round
+  holders: list[_row.Row | None]
+  """Whom each row of the round belonged to; None for one that did not run."""
+  size: int
+  """Nodes of its tree; 1 for a prefill or a plain round."""
+  rung: int | None
+  """Which one of the ladder made it; None for a prefill or a plain round."""
 
 
 def _runs(row: _row.Row | None) -> TypeGuard[_row.Row]:
   return row is not None and not row.waiting
-
-
-@functools.lru_cache(maxsize=64)
-def _compiled(decoder: decoding.Decoder) -> _Compiled:
-  return _Compiled(
-    empty=jax.jit(decoder.empty, static_argnums=1),
-    admit=jax.jit(decoder.admit, donate_argnums=0),
-    prefill=jax.jit(decoder.prefill, static_argnums=3, donate_argnums=1),
-    step=jax.jit(decoder.step, donate_argnums=1),
-    preempt=jax.jit(decoder.preempt, donate_argnums=0),
-    release=jax.jit(decoder.release, donate_argnums=0),
-    announced=set(),
-  )
 
 
 class Engine:
@@ -92,13 +86,15 @@ class Engine:
     """Rounds enqueued on all rows."""
     self.row_steps = 0
     """Rows that ran in them, added up."""
-    self._fns = _compiled(model.decoder)
+    # All but the step is the same for every rung.
+    self._fns = _ladder.programs(model.fallback)
+    self._ladder = _ladder.Ladder(model, batch, progress)
     self._progress = progress
     self._numbers = itertools.count()
     self._state: Any = None
     self._ready: list[Event] = []  # to hand out with the next advance
     self._order: list[int] = []  # rows, longest running first
-    self._unread: deque[tuple[Any, list[_row.Row | None]]] = deque()
+    self._unread: deque[_Unread] = deque()
     self._room = True  # some row may be given to somebody now
     self._stalled = False  # the round read last helped no row
     self._broken: list[tuple[int, _row.Row]] = []  # not finite in that round
@@ -174,6 +170,14 @@ class Engine:
     self._stalled = False
     return events
 
+  def compile_ladder(self) -> None:
+    """Compiles the step of every rung beforehand, before any request."""
+    if self._state is None:
+      self._state = self._fns.empty(self.model.params, len(self.rows))
+    for rung in range(len(self._ladder.sizes)):
+      step = self._ladder.step(rung)
+      self._state, _ = step(self.model.params, self._state)
+
   def close(self) -> None:
     """Gives up what is left and waits for the device."""
     state, self._state = self._state, None
@@ -196,10 +200,7 @@ class Engine:
     return cache.pool.num_pages < cache.block_table.size
 
   def _announce(self, what: str) -> None:
-    key = (what, len(self.rows))
-    if self._progress is not None and key not in self._fns.announced:
-      self._progress(f"Compiling {what} for {len(self.rows)} rows (seconds)")
-    self._fns.announced.add(key)
+    self._fns.announce(self._progress, what, len(self.rows))
 
   def _mask(self, row: int) -> Array:
     return jnp.asarray(np.arange(len(self.rows)) == row)
@@ -222,7 +223,7 @@ class Engine:
       )
     row.waiting = False
     row.enqueued += 1
-    self._unread.append((emitted, [row]))
+    self._unread.append(_Unread(emitted, [row], 1, None))
 
   def _admit(self) -> None:
     """Gives rows to those that wait, in their order, as far as pages go."""
@@ -255,26 +256,30 @@ class Engine:
       )
       self.rows[at] = row
       self._order.append(at)
+      self._ladder.renew(self.running)
       self._read_prompt(at, row)
 
   def _enqueue_step(self) -> bool:
     """Enqueues a round if some row is sure to gain by it."""
     if not any(row.remaining > 0 for row in self.rows if _runs(row)):
       return False
-    self._announce("the decode step")
-    self._state, emitted = self._fns.step(self.model.params, self._state)
+    rung = self._ladder.choose()
+    step = self._ladder.step(rung)
+    self._state, emitted = step(self.model.params, self._state)
     self.steps += 1
     self.row_steps += sum(map(_runs, self.rows))
-    self._expect(emitted)
+    self._expect(emitted, self._ladder.sizes[rung], rung)
     return True
 
-  def _expect(self, emitted: decoding.Round) -> None:
+  def _expect(
+    self, emitted: decoding.Round, size: int, rung: int | None
+  ) -> None:
     """Notes a round on all rows, to be read later."""
     running = [row if _runs(row) else None for row in self.rows]
     for row in running:
       if row is not None:
         row.enqueued += 1
-    self._unread.append((emitted, running))
+    self._unread.append(_Unread(emitted, running, size, rung))
 
   def _finish(
     self, at: int, row: _row.Row, reason: str
@@ -302,7 +307,7 @@ class Engine:
 
   def _read(self) -> list[Event]:
     """Reads the oldest round and notes which rows it could not help."""
-    emitted, holders = self._unread.popleft()
+    emitted, holders, size, rung = self._unread.popleft()
     tokens, logprobs, count, status, finite, lacking, rows = jax.device_get(
       (
         emitted.tokens,
@@ -318,6 +323,7 @@ class Engine:
     self._stalled = bool(lacking.any() and not count.any())
     self._broken = []
     events = []
+    whole = []  # tokens of the rows that this round did not bring to an end
     for i, row in enumerate(holders):
       at = int(rows[i])
       if row is None or self.rows[at] is not row:
@@ -325,16 +331,20 @@ class Engine:
       row.enqueued -= 1
       if count[i]:
         fresh = tokens[i, : count[i]].tolist()
-        certain = row.push(fresh, logprobs[i, : count[i]].tolist(), now)
+        certain = row.push(fresh, logprobs[i, : count[i]].tolist(), now, size)
         reason = _REASONS.get(int(status[i]))
         if reason or row.transcript.stopped:
           certain += row.transcript.finish()
           if row.transcript.stopped:
             reason = "stop"
         ended = self._finish(at, row, reason) if reason else None
+        if not reason:
+          whole.append(len(fresh))
         events.append(Event(row.index, certain, ended))
       elif not finite[i]:
         self._broken.append((at, row))
+    if rung is not None:
+      self._ladder.observe(rung, whole)
     return events
 
   def _retry_plainly(self) -> list[Event]:
@@ -342,10 +352,9 @@ class Engine:
     lost = [(at, row) for at, row in self._broken if not row.emitted]
     again = [(at, row) for at, row in self._broken if row.emitted]
     if again:
-      plain = _compiled(self.model.fallback)
       self._announce("the plain decode step")
-      self._state, emitted = plain.step(self.model.params, self._state)
-      self._expect(emitted)
+      self._state, emitted = self._fns.step(self.model.params, self._state)
+      self._expect(emitted, 1, None)
       finite = np.asarray(emitted.finite)
       lost += [(at, row) for at, row in again if not finite[at]]
     # Where not even the prompt's end was finite there is nothing plainer.

@@ -20,6 +20,9 @@ class Generation:
   round_tokens: tuple[int, ...]
   """How many of `tokens` each round brought: passes of the target that emitted
   tokens, the end of prefill included."""
+  round_sizes: tuple[int, ...] = ()
+  """How many nodes the tree of each of these rounds had, its root included: 1
+  for a plain one, and for the end of prefill."""
   logprobs: tuple[float, ...] | None
   """The log-probability of each of `tokens` by the target's own logits, before
   temperature, cuts and penalties; None unless asked for."""

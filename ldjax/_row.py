@@ -20,6 +20,8 @@ class Row:
   logprobs: list[float] = dataclasses.field(default_factory=list)
   round_tokens: list[int] = dataclasses.field(default_factory=list)
   """Tokens that each round brought."""
+  round_sizes: list[int] = dataclasses.field(default_factory=list)
+  """Nodes that each of those rounds verified."""
   emitted: int = 0
   """Tokens read; after a stop string more than the transcript keeps."""
   first: float = 0.0
@@ -40,19 +42,23 @@ class Row:
     """Tokens to emit if every enqueued round brings only one."""
     return self.request.max_new_tokens - self.emitted - self.enqueued
 
-  def push(self, tokens: list[int], logprobs: list[float], now: float) -> str:
+  def push(
+    self, tokens: list[int], logprobs: list[float], now: float, size: int
+  ) -> str:
     """Takes what a round brought.
 
     Args:
       tokens: ids, at least one.
       logprobs: of them.
       now: when they were read.
+      size: nodes of its tree.
 
     Returns:
       The text that is now certain.
     """
     self.emitted += len(tokens)
     self.round_tokens.append(len(tokens))
+    self.round_sizes.append(size)
     self.logprobs += logprobs
     self.first = self.first or now
     self.last = now
@@ -69,11 +75,13 @@ class Row:
     """
     transcript, seconds = self.transcript, self.last - self.first
     count = len(transcript.tokens)
+    round_tokens = _cut(self.round_tokens, count)
     return _generation.Generation(
       text=transcript.text,
       tokens=tuple(transcript.tokens),
       pieces=tuple(transcript.pieces),
-      round_tokens=_cut(self.round_tokens, count),
+      round_tokens=round_tokens,
+      round_sizes=tuple(self.round_sizes[: len(round_tokens)]),
       logprobs=(
         tuple(self.logprobs[:count]) if self.request.settings.logprobs else None
       ),

@@ -3,24 +3,40 @@
 import dataclasses
 import functools
 import os
-import pathlib
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
-from ldjax import _sharding, checkpoints, decoding, memory, models, text
-
-Progress: TypeAlias = Callable[[str], None]
-Tree: TypeAlias = (
-  decoding.TokenTree | str | Sequence[int] | Sequence[Sequence[int]]
+from ldjax import (
+  _drafts,
+  _sharding,
+  checkpoints,
+  decoding,
+  memory,
+  models,
+  text,
 )
 
-Draft: TypeAlias = str | os.PathLike[str] | decoding.DraftFn | None
+Draft: TypeAlias = _drafts.Draft
+Progress: TypeAlias = _drafts.Progress
+Tree: TypeAlias = _drafts.Tree
+parse_tree = _drafts.parse_tree
 
 _MAX_LEN = 2048
-_NGRAM_DEPTH = 3
+
+
+class Rung(NamedTuple):
+  """One size of tree among those that a model can decode with."""
+
+  draft: decoding.DraftFn
+  """Proposes the tree: `draft.size` nodes, T."""
+  decoder: decoding.Decoder
+  """Decodes with it, on the state that all rungs share."""
+  expected: float | None
+  """Tokens a round by calibration, the bonus token included; None where
+  nobody knows."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,16 +51,18 @@ class LanguageModel:
   """Text to ids and back, with the chat template."""
   target: decoding.TargetFn
   """The target as pure functions."""
-  draft: decoding.DraftFn
-  """The draft as pure functions."""
   draft_name: str
-  """What `load` was given: `"ngram"`, `"none"` or a folder."""
+  """`"ngram"`, `"none"`, `"custom"` or a folder."""
   params: decoding.DecoderParams
   """Weights of target and draft."""
-  decoder: decoding.Decoder
-  """Decodes with the draft."""
+  ladder: tuple[Rung, ...]
+  """What to decode with, by size of the tree, ascending. With one rung every
+  round is of it; with several, of which the first has the root alone,
+  `generate` chooses among them as it sees how drafts fare."""
+  start: int
+  """The rung that stands for the draft where one is wanted."""
   fallback: decoding.Decoder
-  """The same with a root-only tree, on the same state."""
+  """Decodes with a root-only tree, on the same state."""
   init_cache: Callable[[int], memory.PagedKVCache]
   """batch -> empty cache."""
   eos_token_ids: tuple[int, ...]
@@ -59,6 +77,16 @@ class LanguageModel:
   """Lengths in which prompts are read, ascending; one compile each."""
   mesh: jax.sharding.Mesh | None = None
   """The devices it is spread over; None for the default one."""
+
+  @property
+  def draft(self) -> decoding.DraftFn:
+    """The draft as pure functions."""
+    return self.ladder[self.start].draft
+
+  @property
+  def decoder(self) -> decoding.Decoder:
+    """Decodes with `draft`."""
+    return self.ladder[self.start].decoder
 
 
 @functools.lru_cache(maxsize=64)
@@ -102,125 +130,6 @@ def _create_cache(batch: int, **sizes: Any) -> memory.PagedKVCache:
   return memory.PagedKVCache.create(batch=batch, **sizes)
 
 
-def parse_tree(tree: Tree) -> decoding.TokenTree:
-  """Reads a tree from the notations that people use.
-
-  Args:
-    tree: a `TokenTree`; `"root"`; `"chain:3"`; the name of a published Medusa
-      tree; Medusa's older ranks a depth, `"1,7,6"` or `[1, 7, 6]`; or a list
-      of paths.
-
-  Raises:
-    ValueError: for anything else, with what would do.
-
-  Example:
-    >>> parse_tree("chain:3").size, parse_tree("1,2,2").size
-    (4, 7)
-  """
-  if isinstance(tree, decoding.TokenTree):
-    return tree
-  if not isinstance(tree, str):
-    return decoding.TokenTree.medusa(tree)
-  if tree == "root":
-    return decoding.TokenTree.root_only()
-  kind, _, argument = tree.partition(":")
-  if kind == "chain" and argument.isdecimal():
-    return decoding.TokenTree.chain(int(argument))
-  ranks = [part.strip() for part in tree.split(",")]
-  if all(rank.isdecimal() for rank in ranks):
-    return decoding.TokenTree.medusa([int(rank) for rank in ranks])
-  try:
-    return decoding.TokenTree.medusa(tree)
-  except ValueError as error:
-    raise ValueError(
-      f"tree {tree!r} is not understood: give 'root', 'chain:N', ranks a depth"
-      f" such as '1,7,6', or a published name ({error})"
-    ) from None
-
-
-def _ngram(tree: Tree | None) -> decoding.DraftFn:
-  if tree is None:
-    return decoding.ngram(_NGRAM_DEPTH)
-  topology = parse_tree(tree)
-  if topology != decoding.TokenTree.chain(topology.depth):
-    raise ValueError(
-      f"the n-gram draft proposes a chain, not a tree of {topology.size} nodes"
-      f" and depth {topology.depth}; give tree='chain:N'"
-    )
-  if not topology.depth:
-    return decoding.root_only()
-  return decoding.ngram(topology.depth)
-
-
-def _medusa(
-  folder: pathlib.Path,
-  tree: Tree | None,
-  config: models.TransformerConfig,
-  dtype: Any,
-  progress: Progress | None,
-  mesh: jax.sharding.Mesh | None,
-) -> tuple[decoding.DraftFn, Any, bool]:
-  if not folder.exists():
-    raise FileNotFoundError(
-      f"draft {str(folder)!r} is neither 'none' nor 'ngram' nor an existing"
-      " folder with Medusa heads"
-    )
-  heads, params = checkpoints.read_medusa(
-    folder,
-    vocab_size=config.vocab_size,
-    dtype=dtype,
-    progress=progress,
-    place=_place(mesh, config),
-  )
-  for field in ("hidden_size", "vocab_size"):
-    have, want = getattr(heads, field), getattr(config, field)
-    if have != want:
-      raise ValueError(
-        f"{folder}: the draft's {field} is {have}, the target's is {want}; it"
-        " was made for another model"
-      )
-  topology = parse_tree(f"chain:{heads.num_heads}" if tree is None else tree)
-  fn, _ = models.functionalize_heads(models.abstract_heads(heads, dtype))
-  return decoding.medusa(fn, topology), params, heads.shared_output
-
-
-def _draft(
-  draft: Draft,
-  tree: Tree | None,
-  config: models.TransformerConfig,
-  dtype: Any,
-  progress: Progress | None,
-  mesh: jax.sharding.Mesh | None,
-) -> tuple[decoding.DraftFn, Any, bool]:
-  """The draft, its weights, and whether it borrows the output matrix."""
-  if isinstance(draft, decoding.DraftFn):
-    if tree is not None:
-      raise ValueError("a DraftFn has a tree of its own; leave out tree")
-    return draft, (), False
-  if draft == "ngram":
-    return _ngram(tree), (), False
-  if draft in (None, "none"):
-    if tree is not None and parse_tree(tree).depth:
-      raise ValueError(f"draft 'none' takes no tree, but tree is {tree!r}")
-    return decoding.root_only(), (), False
-  folder = pathlib.Path(str(draft))
-  return _medusa(folder, tree, config, dtype, progress, mesh)
-
-
-def _borrow(
-  config: models.TransformerConfig, target_params: Any, draft_params: Any
-) -> Any:
-  """Draft parameters with the target's output matrix among them."""
-  name = "embed_tokens" if config.tie_word_embeddings else "lm_head"
-  return {**draft_params, "output": {"weight": target_params[name]["weight"]}}
-
-
-def _draft_name(draft: Draft) -> str:
-  if isinstance(draft, decoding.DraftFn):
-    return "custom"
-  return "none" if draft is None else os.fspath(draft)
-
-
 def _place(
   mesh: jax.sharding.Mesh | None, config: models.TransformerConfig
 ) -> Any:
@@ -238,6 +147,36 @@ def _decoder(
   return decoder if mesh is None else _sharding.constrain(decoder, mesh)
 
 
+def decoder_with(
+  model: LanguageModel, draft: decoding.DraftFn
+) -> decoding.Decoder:
+  """A decoder of a model with some draft, the same one for the same draft.
+
+  Args:
+    model: from `load`.
+    draft: on the same draft state as the model's own, if their decoders are to
+      share a state.
+  """
+  return _decoder(
+    model.target, draft, model.init_cache, model.max_len, model.mesh
+  )
+
+
+def _rungs(
+  drafts: _drafts.Drafts, build: Callable[[decoding.DraftFn], decoding.Decoder]
+) -> dict[str, Any]:
+  """The fields of a `LanguageModel` that depend on its draft alone."""
+  return {
+    "draft_name": drafts.name,
+    "ladder": tuple(
+      Rung(each.draft, build(each.draft), each.expected)
+      for each in drafts.ladder
+    ),
+    "start": drafts.main,
+    "fallback": build(drafts.root),
+  }
+
+
 def _platform(mesh: jax.sharding.Mesh | None) -> str:
   if mesh is None:
     return jax.default_backend()
@@ -247,8 +186,8 @@ def _platform(mesh: jax.sharding.Mesh | None) -> str:
 def load(
   path: str | os.PathLike[str] = "demo",
   *,
-  draft: Draft = "ngram",
-  tree: Tree | None = None,
+  draft: Draft = "auto",
+  tree: Tree | None = "auto",
   max_len: int | None = None,
   dtype: Any = None,
   cache_dtype: Any = None,
@@ -263,10 +202,14 @@ def load(
     path: a `.gguf` file, a Hugging Face folder, `"org/name"` on the hub, or
       `"demo"` for SmolLM2-135M-Instruct (fetched once, 94 MB).
     draft: `"ngram"` (no weights), `"none"` or None for plain decoding, a
-      folder with Medusa heads, or a `DraftFn` of your own (see `with_draft`
-      for its weights). The text is the same with any of them.
-    tree: what the draft proposes, see `parse_tree`; default three n-gram
-      tokens, or a chain as long as there are heads.
+      folder with draft heads (ldjax's or Medusa's), a `DraftFn` of your own
+      (see `with_draft` for its weights), or `"auto"`: the heads that come with
+      ldjax for this model if there are any, else `"ngram"`. The text is the
+      same with any of them.
+    tree: what the draft proposes, see `parse_tree`; `"auto"` or None for a
+      ladder of sizes, among which each round's is chosen by how drafts fare
+      and what a size costs (see `optimize.measure_costs`). The text is the
+      same with any of them.
     max_len: the most tokens of a sequence, prompt included; default 2,048 or
       what the model was made for, if that is less.
     dtype: of the weights; default float32 on CPU, bfloat16 elsewhere.
@@ -320,26 +263,31 @@ def load(
   jax.eval_shape(functools.partial(init_cache, 1))  # checks the sizes
   tokenizer = text.load_tokenizer(file)
   # What can be refused is refused before gigabytes are read.
-  draft_fn, draft_params, borrows = _draft(
-    draft, tree, config, dtype, progress, mesh
+  place = _place(mesh, config)
+  drafts = _drafts.read(
+    draft,
+    tree,
+    model_name=os.fspath(path),
+    config=config,
+    dtype=dtype,
+    max_len=max_len,
+    progress=progress,
+    place=place,
   )
   checkpoint = checkpoints.read(
-    file, dtype=dtype, progress=progress, place=_place(mesh, config)
+    file, dtype=dtype, progress=progress, place=place
   )
-  if borrows:
-    draft_params = _borrow(config, checkpoint.params, draft_params)
   target, _ = models.functionalize(models.abstract_model(config, dtype))
   return LanguageModel(
     name=checkpoint.name,
     config=config,
     tokenizer=tokenizer,
     target=target,
-    draft=draft_fn,
-    draft_name=_draft_name(draft),
-    params=decoding.DecoderParams(checkpoint.params, draft_params),
-    decoder=_decoder(target, draft_fn, init_cache, max_len, mesh),
-    fallback=_decoder(
-      target, decoding.root_only(draft_fn), init_cache, max_len, mesh
+    params=decoding.DecoderParams(
+      checkpoint.params, _drafts.borrow(drafts, checkpoint.params)
+    ),
+    **_rungs(
+      drafts, lambda each: _decoder(target, each, init_cache, max_len, mesh)
     ),
     init_cache=init_cache,
     eos_token_ids=tuple(
@@ -356,7 +304,7 @@ def load(
 def with_draft(
   model: LanguageModel,
   draft: Draft,
-  tree: Tree | None = None,
+  tree: Tree | None = "auto",
   *,
   draft_params: Any = (),
 ) -> LanguageModel:
@@ -378,21 +326,21 @@ def with_draft(
   Example:
     plain = ldjax.with_draft(model, "none")
   """
-  dtype = jax.tree.leaves(model.params.target)[0].dtype
-  draft_fn, weights, borrows = _draft(
-    draft, tree, model.config, dtype, None, model.mesh
+  target_params = model.params.target
+  drafts = _drafts.read(
+    draft,
+    tree,
+    model_name=model.name,
+    config=model.config,
+    dtype=jax.tree.leaves(target_params)[0].dtype,
+    max_len=model.max_len,
+    place=_place(model.mesh, model.config),
   )
+  weights = _drafts.borrow(drafts, target_params)
   if isinstance(draft, decoding.DraftFn):
     weights = draft_params
-  if borrows:
-    weights = _borrow(model.config, model.params.target, weights)
-  sizes = (model.init_cache, model.max_len, model.mesh)
-
   return dataclasses.replace(
     model,
-    draft=draft_fn,
-    draft_name=_draft_name(draft),
-    params=decoding.DecoderParams(model.params.target, weights),
-    decoder=_decoder(model.target, draft_fn, *sizes),
-    fallback=_decoder(model.target, decoding.root_only(draft_fn), *sizes),
+    params=decoding.DecoderParams(target_params, weights),
+    **_rungs(drafts, functools.partial(decoder_with, model)),
   )

@@ -5,7 +5,6 @@ import dataclasses
 import fcntl
 import functools
 import gc
-import json
 import os
 import pathlib
 import tempfile
@@ -16,8 +15,6 @@ import hypothesis
 import jax
 import numpy as np
 import pytest
-import safetensors.numpy
-import tokenizers
 
 # Each xdist worker has a thread pool of its own, sized when the backend starts.
 # Never under two threads: a host callback that waits for a computation needs a
@@ -55,12 +52,12 @@ _REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 
 # A process may have 65,530 memory mappings on Linux. Every compiled program has
 # several, and where no more is to be had XLA's compiler crashes.
-_MANY_MAPPINGS = 20_000
+_MANY_MAPPINGS = 30_000
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def few_compiled_programs() -> Iterator[None]:
-  """After a file of tests, lets go of what was compiled if it is a lot."""
+  """After a test, lets go of what was compiled so far if it is a lot."""
   yield
   mappings = pathlib.Path("/proc/self/maps")
   if mappings.exists():
@@ -103,99 +100,11 @@ def shared_data() -> pathlib.Path:
   return folder
 
 
-_TINY_SPECIAL = (
-  "<s>",
-  "<|im_start|>",
-  "<|im_end|>",  # 258, the tokenizer's eos
-  "</s>",  # 259, that of config.json
-  "<|eot|>",  # 260, that of generation_config.json
-  "<pad>",
-)
-_TINY_TEMPLATE = (
-  "{% for m in messages %}<|im_start|>{{ m['role'][0] }}{{ m['content'] }}"
-  "<|im_end|>{% endfor %}"
-  "{% if add_generation_prompt %}<|im_start|>a{% endif %}"
-)
-
-
-def _tiny_tokenizer(folder: pathlib.Path) -> None:
-  """One token a byte, ids in the order of the byte alphabet, then special."""
-  alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-  backend = tokenizers.Tokenizer(
-    tokenizers.models.BPE({text: i for i, text in enumerate(alphabet)}, [])
-  )
-  backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
-    add_prefix_space=False
-  )
-  backend.decoder = tokenizers.decoders.ByteLevel()
-  backend.add_special_tokens(list(_TINY_SPECIAL))
-  backend.save(str(folder / "tokenizer.json"))
-  settings = {"eos_token": "<|im_end|>", "chat_template": _TINY_TEMPLATE}
-  (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-
-
-def _tiny_weights(config: dict[str, int]) -> dict[str, np.ndarray]:
-  width, wide = config["hidden_size"], config["intermediate_size"]
-  queries = config["num_attention_heads"] * config["head_dim"]
-  keys = config["num_key_value_heads"] * config["head_dim"]
-  rng = np.random.default_rng(0)
-
-  def normal(*shape: int, scale: float = 1.0) -> np.ndarray:
-    return scale * rng.standard_normal(shape, np.float32)
-
-  def matrix(outputs: int, inputs: int) -> np.ndarray:
-    return normal(outputs, inputs, scale=1.5 * inputs**-0.5)
-
-  weights = {
-    "model.embed_tokens.weight": normal(config["vocab_size"], width, scale=0.5),
-    "model.norm.weight": 1 + normal(width, scale=0.1),
-  }
-  for i in range(config["num_hidden_layers"]):
-    layer = f"model.layers.{i}."
-    weights |= {
-      layer + "input_layernorm.weight": 1 + normal(width, scale=0.1),
-      layer + "post_attention_layernorm.weight": 1 + normal(width, scale=0.1),
-      layer + "self_attn.q_proj.weight": matrix(queries, width),
-      layer + "self_attn.k_proj.weight": matrix(keys, width),
-      layer + "self_attn.v_proj.weight": matrix(keys, width),
-      layer + "self_attn.o_proj.weight": matrix(width, queries),
-      layer + "mlp.gate_proj.weight": matrix(wide, width),
-      layer + "mlp.up_proj.weight": matrix(wide, width),
-      layer + "mlp.down_proj.weight": matrix(width, wide),
-    }
-  return weights
-
-
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-  """A Hugging Face folder: a random two-layer llama, one token a byte.
-
-  262 tokens, of which 256 are bytes; 258, 259 and 260 end a text, each by
-  another file's word.
-  """
-  folder = tmp_path_factory.mktemp("tiny")
-  config = {
-    "vocab_size": 256 + len(_TINY_SPECIAL),
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "num_key_value_heads": 1,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-  }
-  more = {
-    "model_type": "llama",
-    "tie_word_embeddings": True,
-    "eos_token_id": 259,
-  }
-  (folder / "config.json").write_text(json.dumps({**config, **more}))
-  (folder / "generation_config.json").write_text('{"eos_token_id": [260, 259]}')
-  _tiny_tokenizer(folder)
-  safetensors.numpy.save_file(
-    _tiny_weights(config), folder / "model.safetensors"
-  )
-  return folder
+  """See `ldjax.testing.write_tiny_model`."""
+  testing = pytest.importorskip("ldjax.testing")
+  return testing.write_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="session")
@@ -302,10 +211,10 @@ def _scripted(
     base,
     config=config,
     target=target,
-    draft=fn,
     draft_name=draft,
     params=decoding.DecoderParams(params),
-    decoder=build(fn),
+    ladder=(assemble.Rung(fn, build(fn), None),),
+    start=0,
     fallback=build(decoding.root_only(fn)),
     init_cache=init_cache,
     max_len=max_len,

@@ -232,13 +232,15 @@ class TestLoad:
   def test_tree_deeper_than_the_heads(
     self, weights_untouched, tiny_folder, tiny_heads
   ):
-    with pytest.raises(ValueError, match="4 deep but there are 2 heads"):
+    with pytest.raises(
+      ValueError, match="4 deep but the draft guesses 2 tokens"
+    ):
       ldjax.load(tiny_folder, draft=tiny_heads, tree="mc_sim_7b_63")
 
   def test_tree_wider_than_the_vocabulary(
     self, weights_untouched, tiny_folder, tiny_heads
   ):
-    with pytest.raises(ValueError, match=r"ranks 300 tokens .* know 262"):
+    with pytest.raises(ValueError, match=r"ranks 300 tokens .* knows 262"):
       ldjax.load(tiny_folder, draft=tiny_heads, tree="1,300")
 
   def test_ngram_trees(self, tiny):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ldjax
-from ldjax import _engine, _request, testing
+from ldjax import _engine, _ladder, _request, testing
 
 
 @pytest.fixture(autouse=True)
@@ -79,6 +79,11 @@ def scarce(tiny_folder):
   """The tiny model with 16 pages of 4 positions: not enough for four rows."""
   model = ldjax.load(tiny_folder, page_size=4, num_pages=16)
   return dataclasses.replace(model, prefill_chunks=(64,))
+
+
+def _forget_announcements(model):
+  for decoder in (model.fallback, *(rung.decoder for rung in model.ladder)):
+    _ladder.programs(decoder).announced.clear()
 
 
 # 6 to 16 tokens, and 12 to 40 more.
@@ -233,7 +238,7 @@ class TestRowsComeAndGo:
   def test_progress_is_told_once_before_a_compilation(self, scripted, bigram):
     lines = []
     model = scripted(bigram())
-    _engine._compiled(model.decoder).announced.clear()
+    _forget_announcements(model)
     for _ in range(2):
       ldjax.generate(model, [1, 2], max_new_tokens=4, progress=lines.append)
     assert lines == [
@@ -340,6 +345,7 @@ class TestCompilations:
         **more,
       )
 
+    _engine.Engine(tiny, 1).compile_ladder()
     run(["hello", [1, 2, 3]], 1, 9, [0.0, 0.7], top_p=0.9)
     with testing.assert_no_recompile():
       run([[5], "0123456789"], 2, [3, 14], 0.0)
@@ -349,6 +355,7 @@ class TestCompilations:
 
   def test_none_with_rows_preempted(self, scarce, preempted):
     settings = {"batch_size": 4}
+    _engine.Engine(scarce, 4).compile_ladder()
     ldjax.generate(scarce, PROMPTS, max_new_tokens=LIMITS, **settings)
     assert preempted
     preempted.clear()
@@ -395,6 +402,6 @@ class TestInterrupted:
       raise RuntimeError(line)
 
     model = scripted(bigram())
-    _engine._compiled(model.decoder).announced.clear()
+    _forget_announcements(model)
     with pytest.raises(RuntimeError, match="Compiling the prefill"):
       ldjax.generate(model, [1], max_new_tokens=3, progress=fail)

@@ -1,5 +1,6 @@
 """Methods of decoding side by side, on the same prompts, in one process."""
 
+import collections
 import dataclasses
 import pathlib
 import statistics
@@ -8,7 +9,7 @@ from typing import Any
 
 import jax
 
-from ldjax import _generate, _generation, _settings, assemble
+from ldjax import _engine, _generate, _generation, _settings, assemble
 from ldjax.bench import _margin
 
 BASELINE = "autoregressive"
@@ -72,6 +73,23 @@ def _total_rate(runs: Sequence[_generation.Generation]) -> float:
   return tokens / seconds if seconds else 0.0
 
 
+def _compile(method: assemble.LanguageModel) -> None:
+  """Compiles every step of a method, so that none is in what is measured."""
+  engine = _engine.Engine(method, 1)
+  engine.compile_ladder()
+  engine.close()
+
+
+def _rounds_by_size(
+  runs: Sequence[_generation.Generation],
+) -> dict[str, int]:
+  """How many rounds each size of tree had; keys as JSON has them."""
+  counts = collections.Counter(
+    size for run in runs for size in run.round_sizes[1:]
+  )
+  return {str(size): counts[size] for size in sorted(counts)}
+
+
 @_settings.takes_settings
 def compare(
   methods: Mapping[str, assemble.LanguageModel],
@@ -99,7 +117,8 @@ def compare(
     `max_new_tokens`, and for each of `methods` `tokens_per_second` (tokens
     after the first over the time after the first, all prompts together),
     `speedup` (median over prompts of the paired ratio), `mean_accepted`
-    (tokens emitted over rounds), `time_to_first_token_s` (median),
+    (tokens emitted over rounds), `rounds_by_size` (rounds after prefill by
+    the nodes of their trees), `time_to_first_token_s` (median),
     `peak_cache_bytes`, `equal` (texts equal to plain decoding's, texts
     compared) and `near_ties` (of the unequal ones).
 
@@ -121,6 +140,7 @@ def compare(
     min_new_tokens=min(short, settled.min_new_tokens),
   )
   for method in methods.values():
+    _compile(method)
     for prompt in {max(prompts, key=len), min(prompts, key=len)}:
       _generate.generate(method, prompt, warm_up)
   runs: dict[str, list[_generation.Generation]] = {n: [] for n in methods}
@@ -154,6 +174,7 @@ def compare(
           sum(len(run.tokens) for run in runs[name])
           / max(sum(run.rounds for run in runs[name]), 1)
         ),
+        "rounds_by_size": _rounds_by_size(runs[name]),
         "time_to_first_token_s": statistics.median(
           run.time_to_first_token_s for run in runs[name]
         ),

@@ -1,6 +1,12 @@
-"""Models and states on disk: GGUF, Hugging Face, Medusa heads, Orbax."""
+"""Models, drafts and states on disk: GGUF, Hugging Face, Medusa, Orbax."""
 
 from ldjax.checkpoints._demo import fetch_demo
+from ldjax.checkpoints._draft import (
+  DraftFile,
+  DraftTarget,
+  read_draft,
+  write_draft,
+)
 from ldjax.checkpoints._gguf_file import read_gguf_metadata
 from ldjax.checkpoints._medusa import read_medusa, write_medusa
 from ldjax.checkpoints._read import Checkpoint, read, read_config
@@ -9,13 +15,17 @@ from ldjax.checkpoints._state import restore_state, save_state
 
 __all__ = [
   "Checkpoint",
+  "DraftFile",
+  "DraftTarget",
   "fetch_demo",
   "read",
   "read_config",
+  "read_draft",
   "read_gguf_metadata",
   "read_medusa",
   "resolve",
   "restore_state",
   "save_state",
+  "write_draft",
   "write_medusa",
 ]

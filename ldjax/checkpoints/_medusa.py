@@ -6,14 +6,13 @@ import pathlib
 import warnings
 from typing import Any
 
-import jax
 import numpy as np
 import safetensors.numpy
 
 from ldjax import models
 from ldjax.checkpoints import _read, _rules, _safetensors
 
-_FILE = "medusa_lm_head.safetensors"
+FILE = "medusa_lm_head.safetensors"
 
 RULES = (
   _rules.Rule(
@@ -72,14 +71,14 @@ def _layout(
 def _folder_file(folder: pathlib.Path) -> pathlib.Path:
   if not folder.is_dir():
     raise FileNotFoundError(f"{folder}: no such folder")
-  file = folder / _FILE
+  file = folder / FILE
   if file.is_file():
     return file
   if (folder / "medusa_lm_head.pt").is_file():
     raise ValueError(
       f"{folder / 'medusa_lm_head.pt'}: PyTorch pickles are not read; convert"
       " it where torch is installed: safetensors.torch.save_file(torch.load("
-      f"'medusa_lm_head.pt', weights_only=True), '{_FILE}')"
+      f"'medusa_lm_head.pt', weights_only=True), '{FILE}')"
     )
   raise FileNotFoundError(f"{file}: missing; Medusa heads are read from it")
 
@@ -146,37 +145,15 @@ def read_medusa(
     ):
       if says.get(key, number) != number:
         warnings.warn(
-          f"{folder / 'config.json'}: {key} is {says[key]}, but {_FILE} holds"
+          f"{folder / 'config.json'}: {key} is {says[key]}, but {FILE} holds"
           f" {number} {what}; using the {number} of the file",
           stacklevel=2,
         )
     target = wanted or _rules.common_dtype(tensors)
-    abstract = abstract_file(config, target)
+    abstract = models.abstract_draft(config, target)
     planned = _rules.plan(RULES, tensors, abstract)
     params = _rules.execute(planned, {}, target, progress, place)
     return config, params
-
-
-def abstract_file(
-  config: models.MedusaConfig, dtype: np.dtype[Any]
-) -> dict[Any, Any]:
-  """Shapes of what the file holds: never the target's output matrix."""
-  width, vocab = config.hidden_size, config.vocab_size
-
-  def head() -> dict[str, Any]:
-    blocks = {
-      j: {
-        "weight": jax.ShapeDtypeStruct((width, width), dtype),
-        "bias": jax.ShapeDtypeStruct((width,), dtype),
-      }
-      for j in range(config.num_layers)
-    }
-    if config.shared_output:
-      return {"blocks": blocks}
-    output = {"weight": jax.ShapeDtypeStruct((vocab, width), dtype)}
-    return {"blocks": blocks, "lm_head": output}
-
-  return {"heads": {i: head() for i in range(config.num_heads)}}
 
 
 def write_medusa(
@@ -192,16 +169,22 @@ def write_medusa(
     params: nested dicts of arrays as `read_medusa` returns them.
 
   Raises:
-    ValueError: if a parameter is missing, too many or of another shape;
-      nothing is written then.
+    ValueError: for heads of a trimmed vocabulary, which the layout can't hold,
+      or if a parameter is missing, too many or of another shape; nothing is
+      written then.
 
   Example:
     See `read_medusa`.
 
   Source: the published Medusa checkpoints (`FasterDecoding/medusa-vicuna-*`).
   """
+  if config.target_vocab_size is not None:
+    raise ValueError(
+      f"the heads guess {config.vocab_size} of {config.target_vocab_size}"
+      " tokens, and Medusa's layout has no map of ids; use write_draft"
+    )
   given = _rules.flatten(params)
-  wanted = _rules.flatten(abstract_file(config, np.dtype(np.float32)))
+  wanted = _rules.flatten(models.abstract_draft(config))
   tensors: dict[str, np.ndarray] = {}
   for key in (*wanted, *given):
     name = ".".join(str(part) for part in key)
@@ -226,10 +209,10 @@ def write_medusa(
   }
   if config.shared_output:
     says["version"] = "2"
-  partial = folder / f"{_FILE}.part"
+  partial = folder / f"{FILE}.part"
   try:
     safetensors.numpy.save_file(tensors, partial)
-    partial.replace(folder / _FILE)
+    partial.replace(folder / FILE)
   finally:
     partial.unlink(missing_ok=True)
   text = json.dumps(says, indent=2) + "\n"

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import json
 import pathlib
+from collections.abc import Container
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ _DTYPES = {
   "F16": np.dtype(np.float16),
   "F32": np.dtype(np.float32),
 }
+_INT32 = {"I32": np.dtype(np.int32)}
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
@@ -96,11 +98,17 @@ def locate(folder: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, str]]:
 class Reader(contextlib.ExitStack):
   """Safetensors files, open while weights are read."""
 
-  def tensors(self, path: pathlib.Path) -> list[_rules.Tensor]:
+  def tensors(
+    self, path: pathlib.Path, integers: Container[str] = ()
+  ) -> list[_rules.Tensor]:
     """What one file offers.
 
+    Args:
+      path: the file.
+      integers: names of tensors that must be int32; all others are floats.
+
     Raises:
-      ValueError: for a damaged or truncated file, or a type that is no float.
+      ValueError: for a damaged or truncated file, or a tensor of another type.
     """
     try:
       file = self.enter_context(safetensors.safe_open(path, framework="np"))
@@ -113,17 +121,18 @@ class Reader(contextlib.ExitStack):
     for name in file.keys():  # noqa: SIM118 (not a dict)
       piece = file.get_slice(name)
       kind = piece.get_dtype()
-      if kind not in _DTYPES:
+      dtypes = _INT32 if name in integers else _DTYPES
+      if kind not in dtypes:
         raise ValueError(
           f"{path}: tensor {name!r} is of type {kind}; only"
-          f" {', '.join(sorted(_DTYPES))} can be read"
+          f" {', '.join(sorted(dtypes))} can be read"
         )
       found.append(
         _rules.Tensor(
           name=name,
           file=path.name,
           shape=tuple(piece.get_shape()),
-          dtype=_DTYPES[kind],
+          dtype=dtypes[kind],
           read=functools.partial(file.get_tensor, name),
         )
       )

@@ -9,6 +9,7 @@ from ldjax._base import (
   DecoderParams,
   DraftContext,
   DraftFn,
+  HeadsFn,
   Observation,
   Round,
   Scores,
@@ -17,14 +18,19 @@ from ldjax._base import (
   TargetOutput,
 )
 from ldjax.decoding._acceptance import accept
-from ldjax.decoding._draft import Heads, last_observed, medusa, ngram, root_only
+from ldjax.decoding._draft import last_observed, root_only
+from ldjax.decoding._dynamic_tree import dynamic_tree
 from ldjax.decoding._loop import decode, trace
+from ldjax.decoding._model_heads import model_heads
+from ldjax.decoding._ngram import NgramGuess, ngram
+from ldjax.decoding._search import best_tree, expected_length
 from ldjax.decoding._speculative import autoregressive, speculative
 from ldjax.decoding._state import (
   MAX_STOP_IDS,
   DecodeState,
   stop_ids_row,
 )
+from ldjax.decoding._static_tree import static_tree
 from ldjax.decoding._tree import TokenTree
 
 __all__ = [
@@ -38,7 +44,8 @@ __all__ = [
   "DecoderParams",
   "DraftContext",
   "DraftFn",
-  "Heads",
+  "HeadsFn",
+  "NgramGuess",
   "Observation",
   "Round",
   "Scores",
@@ -48,12 +55,16 @@ __all__ = [
   "TokenTree",
   "accept",
   "autoregressive",
+  "best_tree",
   "decode",
+  "dynamic_tree",
+  "expected_length",
   "last_observed",
-  "medusa",
+  "model_heads",
   "ngram",
   "root_only",
   "speculative",
+  "static_tree",
   "stop_ids_row",
   "trace",
 ]

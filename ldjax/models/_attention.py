@@ -46,6 +46,39 @@ class Attention(nnx.Module):
     self.q_norm = norm() if config.qk_norm else None
     self.k_norm = norm() if config.qk_norm else None
 
+  def project(
+    self,
+    x: Array,
+    angles: tuple[Array, Array] | None,
+    cache_dtype: jax.typing.DTypeLike,
+  ) -> tuple[Array, Array]:
+    """Queries, and keys with values, of a block of nodes.
+
+    Args:
+      x: [R, T, E].
+      angles: cosines and sines, each [R, T, H/2]; None for a layer without
+        rotary embedding.
+      cache_dtype: that of the cache.
+
+    Returns:
+      [R, T, N, H], and [R, T, K, 2H] in the cache's dtype.
+    """
+    rows, num_nodes, _ = x.shape
+
+    def heads(y):
+      return y.reshape(rows, num_nodes, -1, self.config.head_dim)
+
+    def place(y, norm):
+      y = heads(y) if norm is None else norm(heads(y))
+      return y if angles is None else _layers.rotate(y, *angles)
+
+    query = place(self.q_proj(x), self.q_norm)
+    key = place(self.k_proj(x), self.k_norm)
+    value = heads(self.v_proj(x))
+    # Through the cache's dtype first: a node must look to its block as it
+    # will look once committed, or wide and narrow passes would differ.
+    return query, jnp.concatenate([key, value], axis=-1).astype(cache_dtype)
+
   def __call__(
     self,
     x: Array,
@@ -60,8 +93,7 @@ class Attention(nnx.Module):
 
     Args:
       x: [R, T, E].
-      angles: cosines and sines, each [R, T, H/2]; None for a layer without
-        rotary embedding.
+      angles: see `project`.
       mask: [R, T, T], which node sees which.
       start: [R, T], the first position that each node sees, or None for 0.
       pages: [P, K, Z, 2H] of this layer.
@@ -73,21 +105,7 @@ class Attention(nnx.Module):
       the pages.
     """
     rows, num_nodes, _ = x.shape
-    head_dim = self.config.head_dim
-
-    def heads(y):
-      return y.reshape(rows, num_nodes, -1, head_dim)
-
-    def place(y, norm):
-      y = heads(y) if norm is None else norm(heads(y))
-      return y if angles is None else _layers.rotate(y, *angles)
-
-    query = place(self.q_proj(x), self.q_norm)
-    key = place(self.k_proj(x), self.k_norm)
-    value = heads(self.v_proj(x))
-    # Through the cache's dtype first: a node must look to its block as it
-    # will look once committed, or wide and narrow passes would differ.
-    block_kv = jnp.concatenate([key, value], axis=-1).astype(pages.dtype)
+    query, block_kv = self.project(x, angles, pages.dtype)
     out = pallas_kernels.tree_attention(
       query,
       block_kv,
@@ -95,7 +113,7 @@ class Attention(nnx.Module):
       block_table,
       length,
       mask,
-      scale=head_dim**-0.5,
+      scale=self.config.head_dim**-0.5,
       start=start,
     )
     return self.o_proj(out.reshape(rows, num_nodes, -1)), block_kv

@@ -1,34 +1,37 @@
 """Modules outside, pure functions inside: the only split and merge."""
 
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ldjax import _base, typing
-from ldjax.models import _config, _medusa, _transformer
+from ldjax import _base
+from ldjax.models import (
+  _config,
+  _eagle,
+  _heads,
+  _hydra,
+  _medusa,
+  _recurrent,
+  _transformer,
+)
 
-Array = typing.Array
+DraftConfig: TypeAlias = (
+  _eagle.EagleConfig
+  | _hydra.HydraConfig
+  | _medusa.MedusaConfig
+  | _recurrent.RecurrentConfig
+)
+"""The shape of draft heads of any family."""
 
-
-class HeadsFn(NamedTuple):
-  """Draft heads as a pure function.
-
-  `apply(params, feature[B, X])` returns logits [B, C, V] float32.
-  """
-
-  apply: Callable[[Any, Array], Array]
-  num_heads: int
-  """C."""
-  vocab_size: int
-  """V."""
-  feature_size: int
-  """X."""
-  dtype: Any
-  """Of the features."""
+MODULES: dict[Any, Any] = {
+  _eagle.EagleConfig: _eagle.EagleDraft,
+  _hydra.HydraConfig: _hydra.HydraHeads,
+  _medusa.MedusaConfig: _medusa.MedusaHeads,
+  _recurrent.RecurrentConfig: _recurrent.RecurrentDraft,
+}
 
 
 @functools.lru_cache(maxsize=256)
@@ -44,13 +47,42 @@ def _target_fn(graphdef: nnx.GraphDef) -> _base.TargetFn:
 
 @functools.lru_cache(maxsize=256)
 def _heads_fn(
-  graphdef: nnx.GraphDef, config: _medusa.MedusaConfig, dtype: Any
-) -> HeadsFn:
-  def apply(params, feature):
-    return nnx.merge(graphdef, params)(feature)
+  config: DraftConfig, dtype: Any, max_len: int | None
+) -> _base.HeadsFn:
+  module = MODULES[type(config)]
+  graphdef, _ = _split(abstract_module(config, dtype))
 
-  return HeadsFn(
-    apply, config.num_heads, config.vocab_size, config.hidden_size, dtype
+  def init(params, batch):
+    del params
+    return module.empty(config, dtype, batch, max_len)
+
+  def observe(params, state, observation):
+    return nnx.merge(graphdef, params).observe(state, observation)
+
+  def begin(params, state, pending):
+    return nnx.merge(graphdef, params).begin(state, pending)
+
+  def extend(params, state, carry, tokens, parents):
+    return nnx.merge(graphdef, params).extend(state, carry, tokens, parents)
+
+  def unroll(params, features, tokens):
+    return nnx.merge(graphdef, params).unroll(features, tokens)
+
+  def score(params, states):
+    return nnx.merge(graphdef, params).score(states)
+
+  return _base.HeadsFn(
+    init=init,
+    observe=observe,
+    release=module.release,
+    begin=begin,
+    extend=extend,
+    unroll=unroll,
+    score=score,
+    token_ids=lambda params: params.get("token_ids"),
+    depth=config.depth,
+    vocab_size=config.vocab_size,
+    feature_size=config.feature_size,
   )
 
 
@@ -89,22 +121,66 @@ def functionalize(
   return _target_fn(graphdef), params
 
 
-def functionalize_heads(heads: _medusa.MedusaHeads) -> tuple[HeadsFn, Any]:
-  """Splits Medusa heads as `functionalize` splits a target.
+def abstract_module(config: DraftConfig, dtype: Any) -> _heads.Heads:
+  """Draft heads of shapes only."""
+  module = MODULES[type(config)]
+  return nnx.eval_shape(lambda: module(config, dtype=dtype, rngs=nnx.Rngs(0)))
+
+
+def functionalize_draft(
+  draft: DraftConfig | _heads.Heads,
+  dtype: jax.typing.DTypeLike | None = None,
+  *,
+  max_len: int | None = None,
+) -> tuple[_base.HeadsFn, Any]:
+  """Splits draft heads into pure functions and a plain dict of parameters.
+
+  Heads of one configuration, dtype and `max_len` give the same functions. The
+  parameters include what is borrowed of the target: `borrow` puts its matrices
+  there.
+
+  Args:
+    draft: heads, or a configuration for parameters of shapes only.
+    dtype: of parameters, state and computation; default that of the heads, or
+      float32.
+    max_len: the most positions of a row in the cache of an `EagleDraft`; the
+      others need none.
+
+  Returns:
+    `HeadsFn` and the parameters, nested dicts keyed as the module's
+    attributes.
+
+  Raises:
+    ValueError: for a dtype that is not the heads' own, or an `EagleDraft`
+      without `max_len`.
 
   Example:
-    >>> from flax import nnx
     >>> import ldjax
     >>> config = ldjax.models.MedusaConfig(
     ...   num_heads=2, num_layers=1, hidden_size=8, vocab_size=11)
-    >>> fn, params = functionalize_heads(
-    ...   ldjax.models.MedusaHeads(config, rngs=nnx.Rngs(0)))
-    >>> fn.num_heads, sorted(params["heads"][0])
-    (2, ['blocks', 'lm_head'])
+    >>> fn, shapes = functionalize_draft(config)
+    >>> fn.depth, shapes["heads"][0]["lm_head"]["weight"].shape
+    (2, (11, 8))
   """
-  graphdef, params = _split(heads)
-  dtype = jax.tree.leaves(params)[0].dtype
-  return _heads_fn(graphdef, heads.config, dtype), params
+  if isinstance(draft, _heads.Heads):
+    config, own = draft.config, draft.dtype
+    if dtype is not None and jnp.dtype(dtype) != own:
+      raise ValueError(
+        f"dtype is {jnp.dtype(dtype).name}, but the heads were made in"
+        f" {own.name}; leave it out"
+      )
+    module = draft
+  else:
+    config, own = draft, jnp.dtype(jnp.float32 if dtype is None else dtype)
+    module = abstract_module(config, own)
+  if not isinstance(config, _eagle.EagleConfig):
+    max_len = None
+  elif max_len is None or max_len < 1:
+    raise ValueError(
+      f"max_len is {max_len}; an EagleDraft has a cache of its own, so give the"
+      " most positions of a row, at least 1"
+    )
+  return _heads_fn(config, own, max_len), _split(module)[1]
 
 
 def abstract_model(
@@ -123,20 +199,6 @@ def abstract_model(
     lambda: _transformer.Transformer(
       config, dtype=dtype, feature_layers=feature_layers, rngs=nnx.Rngs(0)
     )
-  )
-
-
-def abstract_heads(
-  config: _medusa.MedusaConfig, dtype: jax.typing.DTypeLike = jnp.float32
-) -> _medusa.MedusaHeads:
-  """Heads of shapes only, for `functionalize_heads` of loaded parameters.
-
-  Args:
-    config: their shape.
-    dtype: of their parameters.
-  """
-  return nnx.eval_shape(
-    lambda: _medusa.MedusaHeads(config, dtype=dtype, rngs=nnx.Rngs(0))
   )
 
 

@@ -1,13 +1,14 @@
 """Medusa heads: guesses of several tokens ahead from one hidden state."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from ldjax import typing
-from ldjax.models import _linear
+from ldjax.models import _heads, _linear
 
 Array = typing.Array
 
@@ -20,9 +21,11 @@ class MedusaConfig:
     num_heads: C; head i at position t guesses the token at t + 2 + i.
     num_layers: residual blocks in a head, at least 0.
     hidden_size: E, that of the target.
-    vocab_size: V, that of the target.
+    vocab_size: W, tokens that the heads can guess.
     shared_output: whether the heads use the target's output matrix instead of
       one each.
+    target_vocab_size: V, where the heads guess only a part of the target's
+      vocabulary; None where W is all of it.
 
   Raises:
     ValueError: for sizes that no heads can have.
@@ -33,18 +36,23 @@ class MedusaConfig:
   hidden_size: int
   vocab_size: int
   shared_output: bool = False
+  target_vocab_size: int | None = None
+
+  kind: ClassVar[str] = "medusa"
 
   def __post_init__(self):
-    for field, least in (
-      ("num_heads", 1),
-      ("num_layers", 0),
-      ("hidden_size", 1),
-      ("vocab_size", 1),
-    ):
-      if getattr(self, field) < least:
-        raise ValueError(
-          f"{field} is {getattr(self, field)}; it must be at least {least}"
-        )
+    _heads.check_least(self, num_heads=1, num_layers=0, hidden_size=1)
+    _heads.check_vocabulary(self)
+
+  @property
+  def depth(self) -> int:
+    """D, tokens ahead that are guessed."""
+    return self.num_heads
+
+  @property
+  def feature_size(self) -> int:
+    """X, the width of the target's features."""
+    return self.hidden_size
 
 
 class MedusaHead(nnx.Module):
@@ -70,20 +78,39 @@ class MedusaHead(nnx.Module):
     )
 
   def __call__(self, feature: Array) -> Array:
-    """Returns [B, V] logits, or [B, E] where the output is shared."""
+    """Returns what the output matrix reads, of features [..., E]."""
     for block in self.blocks:
       feature = feature + jax.nn.silu(block(feature))
-    if self.lm_head is None:
-      return feature
+    return feature
+
+  def score(self, states: Array) -> Array:
+    """Logits [..., W] by the head's own output matrix."""
+    assert self.lm_head is not None
     return _linear.linear(
-      feature, self.lm_head.weight[...], out_dtype=jnp.float32
+      states, self.lm_head.weight[...], out_dtype=jnp.float32
     )
 
 
-class MedusaHeads(nnx.Module):
+class MedusaHeads(_heads.Heads):
   """C independent heads on the target's last hidden state.
 
-  With `shared_output`, `output` holds the target's output matrix [V, E].
+  They see neither the pending token nor the drafted ones. With
+  `shared_output`, `output` holds the target's output matrix.
+
+  Args:
+    config: their shape.
+    dtype: of the parameters and of the computation.
+    rngs: for random parameters.
+
+  Example:
+    >>> from flax import nnx
+    >>> import ldjax
+    >>> config = ldjax.models.MedusaConfig(
+    ...   num_heads=2, num_layers=1, hidden_size=8, vocab_size=11)
+    >>> heads = MedusaHeads(config, rngs=nnx.Rngs(0))
+    >>> fn, params = ldjax.models.functionalize_draft(heads)
+    >>> fn.depth, sorted(params["heads"][0])
+    (2, ['blocks', 'lm_head'])
 
   Source: Cai et al. 2024, "Medusa: simple LLM inference acceleration
   framework with multiple decoding heads".
@@ -96,26 +123,69 @@ class MedusaHeads(nnx.Module):
     dtype: jax.typing.DTypeLike = jnp.float32,
     rngs: nnx.Rngs,
   ):
-    self.config = config
+    super().__init__(config, dtype=dtype)
     self.heads = nnx.List(
       MedusaHead(config, dtype=dtype, rngs=rngs)
       for _ in range(config.num_heads)
     )
     self.output = (
-      _linear.Linear(
-        config.hidden_size,
-        config.vocab_size,
-        use_bias=False,
-        dtype=dtype,
-        rngs=rngs,
-      )
+      _heads.Output(config, dtype=dtype, rngs=rngs)
       if config.shared_output
       else None
     )
 
-  def __call__(self, feature: Array) -> Array:
-    """Returns logits [B, C, V] float32 of features [B, E]."""
-    out = jnp.stack([head(feature) for head in self.heads], axis=1)
+  def begin(self, state: Array, pending: Array) -> tuple[_heads.Level, Array]:
+    """See `HeadsFn.begin`; all heads are computed here."""
+    del pending
+    hidden = [head(state) for head in self.heads]
     if self.output is None:
-      return out
-    return _linear.linear(out, self.output.weight[...], out_dtype=jnp.float32)
+      logits = jnp.stack(
+        [head.score(x) for head, x in zip(self.heads, hidden, strict=True)],
+        axis=1,
+      )
+    else:
+      # One product for all heads: the matrix is read once.
+      logits = self.output(jnp.stack(hidden, axis=1))
+    level = _heads.Level(values=logits, first=0, depth=0)
+    return level, logits[:, :1]
+
+  def extend(
+    self, state: Array, carry: _heads.Level, tokens: Array, parents: Array
+  ) -> tuple[_heads.Level, Array]:
+    """See `HeadsFn.extend`."""
+    del state, parents
+    logits = carry.values
+    depth = carry.below(self.config.depth)
+    shape = (*tokens.shape, logits.shape[-1])
+    level = _heads.Level(values=logits, first=0, depth=depth)
+    return level, jnp.broadcast_to(logits[:, depth, None], shape)
+
+  def unroll(self, features: Array, tokens: Array) -> Array:
+    """See `HeadsFn.unroll`.
+
+    Without a shared output matrix Y is E + 1: the last entry is the number of
+    the head, which says by whose matrix the state is to be scored.
+    """
+    del tokens
+    states = jnp.stack(
+      [head(features.astype(self.dtype)) for head in self.heads], axis=2
+    )
+    if self.output is not None:
+      return states
+    number = jnp.arange(self.config.num_heads, dtype=jnp.int32)
+    number = jnp.broadcast_to(
+      number.astype(self.dtype)[:, None], (*states.shape[:-1], 1)
+    )
+    return jnp.concatenate([states, number], axis=-1)
+
+  def score(self, states: Array) -> Array:
+    """See `HeadsFn.score`."""
+    if self.output is not None:
+      return self.output(states)
+    states, number = states[..., :-1], states[..., -1:]
+    logits = jnp.zeros(
+      (*states.shape[:-1], self.config.vocab_size), jnp.float32
+    )
+    for index, head in enumerate(self.heads):
+      logits = jnp.where(number == index, head.score(states), logits)
+    return logits

@@ -5,6 +5,7 @@ from ldjax.testing._assertions import (
   assert_no_recompile,
   decode_tokens,
 )
+from ldjax.testing._folder import write_tiny_model
 from ldjax.testing._tiny import (
   TinyModel,
   pad_prompts,
@@ -22,4 +23,5 @@ __all__ = [
   "random_tree_draft",
   "scripted_draft",
   "tiny_model",
+  "write_tiny_model",
 ]

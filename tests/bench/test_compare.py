@@ -12,6 +12,7 @@ FIELDS = {
   "tokens_per_second",
   "speedup",
   "mean_accepted",
+  "rounds_by_size",
   "time_to_first_token_s",
   "peak_cache_bytes",
   "equal",
@@ -145,6 +146,7 @@ class TestCompare:
 
   def test_speedup_is_the_median_of_paired_ratios(self, tiny, monkeypatch):
     from ldjax import _generate
+    from ldjax.bench import _compare
 
     rates = {"plain": [10.0, 20.0, 40.0], "fast": [30.0, 20.0, 60.0]}
     order = []
@@ -163,6 +165,7 @@ class TestCompare:
         tokens=(1,) * 5,
         pieces=("",) * 5,
         round_tokens=(1,) * 5 if method == "plain" else (3, 2),
+        round_sizes=(1,) * 5 if method == "plain" else (1, 4),
         logprobs=None,
         prompt_tokens=1,
         finish_reason="length",
@@ -173,6 +176,7 @@ class TestCompare:
       )
 
     monkeypatch.setattr(_generate, "generate", run)
+    monkeypatch.setattr(_compare, "_compile", lambda method: None)
 
     class Method(str):
       name = "m"
@@ -187,6 +191,8 @@ class TestCompare:
     # 4 tokens each after the first, over 4/30 + 4/20 + 4/60 seconds.
     assert fast["tokens_per_second"] == pytest.approx(12 / 0.4)
     assert fast["mean_accepted"] == 2.5
+    # The first round of a text is its prefill.
+    assert fast["rounds_by_size"] == {"4": 3}
     assert fast["time_to_first_token_s"] == 3.0
     assert fast["peak_cache_bytes"] == 60
     # Interleaved, and each goes first in turn.

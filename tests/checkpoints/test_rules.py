@@ -4,8 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from ldjax import models
-from ldjax.checkpoints import _gguf, _hugging_face, _medusa, _rules
+from ldjax.checkpoints import _gguf, _hugging_face, _rules
 
 F32 = np.dtype(np.float32)
 
@@ -56,18 +55,6 @@ def test_no_weight_is_read_before_all_is_checked():
   bad = _rules.Tensor("x.0.w", "file", (3,), F32, explode)
   with pytest.raises(ValueError, match=r"shape \(3,\).*asks for \(2,\)"):
     _rules.plan(_RULES, [bad], _WANTED)
-
-
-def test_medusa_file_is_the_heads_without_the_targets_matrix():
-  config = models.MedusaConfig(
-    num_heads=2, num_layers=1, hidden_size=4, vocab_size=7, shared_output=False
-  )
-  _, params = models.functionalize_heads(models.abstract_heads(config))
-  ours = _rules.flatten(_medusa.abstract_file(config, F32))
-  theirs = _rules.flatten(params)
-  assert {k: v.shape for k, v in ours.items()} == {
-    k: v.shape for k, v in theirs.items()
-  }
 
 
 @pytest.mark.parametrize(

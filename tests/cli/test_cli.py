@@ -491,3 +491,54 @@ class TestDemoModel:
     fields = json.loads(result.stdout)
     assert "Paris" in fields["text"]
     assert "<|" not in fields["text"]
+
+
+def _prompts(folder, count=60):
+  file = folder / "prompts.jsonl"
+  lines = [json.dumps({"prompt": chr(65 + i % 26) * 3}) for i in range(count)]
+  file.write_text("\n".join(lines))
+  return file
+
+
+@pytest.mark.slow
+def test_train_writes_a_draft_that_generate_takes(run, tiny_folder, tmp_path):
+  out = tmp_path / "draft"
+  arguments = (
+    *("train", "recurrent", "--model", tiny_folder, "--out", out),
+    *("--prompts", _prompts(tmp_path), "--tokens", 900, "--vocab-size", 100),
+    *("--steps", 5, "--window", 16, "--batch", 2, "--rows", 8),
+    *("--max-new-tokens", 20),
+  )
+  result = run(*arguments)
+  assert "Accepted on held-out text" in result.stdout
+  assert "tokens a round" in result.stdout
+  assert f"Wrote {out}" in result.stderr
+  assert json.loads((out / "report.json").read_text())["tokens"] > 900
+  # All is there: nothing is written or trained again.
+  before = (out / "checkpoint" / "state.json").stat().st_mtime_ns
+  shards = sorted((out / "corpus").iterdir())
+  run(*arguments)
+  assert (out / "checkpoint" / "state.json").stat().st_mtime_ns == before
+  assert sorted((out / "corpus").iterdir()) == shards
+  prompt = ("generate", "abc", "--model", tiny_folder, "--max-new-tokens", 9)
+  plain = run(*prompt, "--draft", "none", "--json")
+  drafted = run(*prompt, "--draft", out, "--json")
+  assert (
+    json.loads(plain.stdout)["tokens"] == json.loads(drafted.stdout)["tokens"]
+  )
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    (("lookahead",), "no draft is called 'lookahead'; there are medusa"),
+    (("medusa", "--steps", 0), "steps is 0; it must be at least 1"),
+    (("medusa", "--prompts", "nowhere.jsonl"), "nowhere.jsonl"),
+    (("medusa", "--model", "nowhere"), "nowhere"),
+  ],
+)
+def test_train_refuses_before_any_work(run, tmp_path, arguments, message):
+  out = tmp_path / "out"
+  result = run("train", *arguments, "--out", out, code=2)
+  assert message in result.stderr
+  assert not out.exists()

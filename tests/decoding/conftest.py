@@ -240,3 +240,75 @@ class Toy:
 @pytest.fixture(scope="session")
 def toy():
   return Toy()
+
+
+class PairHeads(NamedTuple):
+  """Heads that see a token and the one before it, and their oracle.
+
+  Their state counts what was committed; `asked` lists how many nodes each call
+  was about, as it is traced.
+  """
+
+  fn: decoding.HeadsFn
+  params: Any
+  asked: list[int]
+
+  def logits(self, path):
+    """[W] float32 after a path of tokens, the root's first, in NumPy."""
+    own = np.asarray(self.params["own"])[path[-1]]
+    if len(path) == 1:
+      return own
+    return own + np.asarray(self.params["before"])[path[-2]]
+
+  def token(self, guess):
+    ids = self.params.get("ids")
+    return int(guess if ids is None else ids[guess])
+
+
+def _pair_heads(depth, vocab_size=V, *, trimmed=False, seed=0, scale=1.0):
+  asked: list[int] = []
+
+  def observe(params, state, observation):
+    return state.at[observation.rows].add(observation.count)
+
+  def begin(params, state, pending):
+    asked.append(1)
+    return pending[:, None], params["own"][pending][:, None]
+
+  def extend(params, state, carry, tokens, parents):
+    asked.append(tokens.shape[1])
+    above = jnp.take_along_axis(carry, parents, axis=1)
+    logits = params["own"][tokens] + params["before"][above]
+    return jnp.concatenate([carry, tokens], axis=1), logits
+
+  def untrained(*_):
+    raise AssertionError("nobody trains here")
+
+  fn = decoding.HeadsFn(
+    init=lambda params, batch: jnp.zeros((batch,), jnp.int32),
+    observe=observe,
+    release=lambda state, mask: jnp.where(mask, 0, state),
+    begin=begin,
+    extend=extend,
+    unroll=untrained,
+    score=untrained,
+    token_ids=lambda params: params.get("ids"),
+    depth=depth,
+    vocab_size=vocab_size,
+    feature_size=2,
+  )
+  rng = np.random.default_rng(seed)
+  params = {
+    name: jnp.asarray(scale * rng.standard_normal((V, vocab_size)), jnp.float32)
+    for name in ("own", "before")
+  }
+  if trimmed:
+    ids = rng.choice(V, vocab_size, replace=False).astype(np.int32)
+    params["ids"] = jnp.asarray(ids)
+  return PairHeads(fn, params, asked)
+
+
+@pytest.fixture(scope="session")
+def pair_heads():
+  """Makes `PairHeads(depth, vocab_size, trimmed=, seed=, scale=)`."""
+  return _pair_heads

@@ -1,5 +1,6 @@
 """Law 1 as equality: the draft, the batch and the pages change no token."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -44,18 +45,29 @@ def tiny():
   return testing.tiny_model(max_len=36)
 
 
-def _heads(tiny):
-  """Random heads that share the target's output matrix: right now and then."""
-  heads = models.MedusaHeads(
-    models.MedusaConfig(
-      num_heads=3,
-      num_layers=1,
-      hidden_size=tiny.config.hidden_size,
-      vocab_size=tiny.config.vocab_size,
-    ),
-    rngs=nnx.Rngs(1),
+def _medusa(tiny):
+  """Random heads over a part of the vocabulary: right now and then."""
+  return models.functionalize_draft(
+    models.MedusaHeads(
+      models.MedusaConfig(
+        num_heads=3,
+        num_layers=1,
+        hidden_size=tiny.config.hidden_size,
+        vocab_size=23,
+        target_vocab_size=tiny.config.vocab_size,
+      ),
+      rngs=nnx.Rngs(1),
+    )
   )
-  return models.functionalize_heads(heads)
+
+
+def _small_model(tiny):
+  """Another random model: its cache holds what was accepted of each row."""
+  small = testing.tiny_model(max_len=tiny.max_len, seed=1, page_size=5)
+  heads = decoding.model_heads(
+    small.target, small.init_cache, depth=3, vocab_size=31
+  )
+  return heads, small.params
 
 
 def _make(name, tiny):
@@ -64,8 +76,15 @@ def _make(name, tiny):
   if name == "n-gram":
     return decoding.ngram(4), ()
   if name == "Medusa":
-    fn, params = _heads(tiny)
-    return decoding.medusa(fn, decoding.TokenTree.product([5, 2, 1])), params
+    heads, params = _medusa(tiny)
+    tree = decoding.TokenTree.product([5, 2, 1])
+    return decoding.static_tree(heads, tree), params
+  if name == "dynamic tree":
+    heads, params = _small_model(tiny)
+    guess = decoding.NgramGuess(
+      depth=4, max_match=3, acceptance=(0.1, 0.4, 0.7)
+    )
+    return decoding.dynamic_tree(heads, 12, width=5, ngram=guess), params
   return testing.random_tree_draft(13, 4, tiny.config.vocab_size), ()
 
 
@@ -109,7 +128,7 @@ def _oracle(toy, tiny, index):
   return _plain[index]
 
 
-DRAFTS = ("n-gram", "Medusa", "random tree")
+DRAFTS = ("n-gram", "Medusa", "dynamic tree", "random tree")
 
 
 @pytest.mark.parametrize(
@@ -118,6 +137,7 @@ DRAFTS = ("n-gram", "Medusa", "random tree")
     "n-gram",
     pytest.param("random tree", marks=pytest.mark.slow),
     pytest.param("Medusa", marks=pytest.mark.slow),
+    pytest.param("dynamic tree", marks=pytest.mark.slow),
   ],
 )
 def test_ragged_batch_in_any_order(toy, tiny, name):
@@ -211,6 +231,65 @@ def test_many_prompts(seed):
           4, temperature=[0.0, 0.7, 1.0, 1.0], top_p=[1, 0.9, 1, 1], seed=trial
         ),
       )
+
+
+_OF_THE_TARGET = {"target_size": 24, "vocab_size": 23, "target_vocab_size": 31}
+FAMILIES = {
+  "Hydra": models.HydraConfig(
+    num_heads=3, num_layers=1, hidden_size=7, **_OF_THE_TARGET
+  ),
+  "recurrent": models.RecurrentConfig(
+    depth=3,
+    num_layers=1,
+    hidden_size=7,
+    intermediate_size=5,
+    **_OF_THE_TARGET,
+  ),
+  "EAGLE": models.EagleConfig(
+    depth=3,
+    hidden_size=24,
+    intermediate_size=13,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=6,
+    vocab_size=31,
+    shared_output=True,
+  ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_trees_on_every_family(tiny, name):
+  config = FAMILIES[name]
+  heads, _ = models.functionalize_draft(config, max_len=tiny.max_len)
+  params = models.borrow(
+    config,
+    models.init_draft(
+      config,
+      jax.random.key(0),
+      token_ids=None if name == "EAGLE" else np.arange(4, 27),
+    ),
+    tiny.params,
+  )
+  guess = decoding.NgramGuess(depth=4, max_match=2, acceptance=(0.2, 0.5))
+  for draft in (
+    decoding.static_tree(heads, decoding.TokenTree.product([3, 2, 2])),
+    decoding.dynamic_tree(heads, 11, width=3, ngram=guess),
+  ):
+    for setting in SETTINGS[:2]:
+      mean_accepted = testing.assert_lossless(
+        tiny.target,
+        tiny.params,
+        draft,
+        params,
+        tiny.init_cache,
+        PROMPTS,
+        max_len=tiny.max_len,
+        max_new_tokens=NEW,
+        sampling=sampling.make_sampling(4, **setting),
+      )
+      assert mean_accepted > 1
 
 
 def _script(tiny, texts, shift=0):

@@ -6,7 +6,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from ldjax import decoding, models
+from ldjax import decoding
 
 TokenTree = decoding.TokenTree
 
@@ -136,26 +136,3 @@ def test_older_notation():
   for widths in ([7, 6], [0, 3]):
     with pytest.raises(ValueError, match="must be 1"):
       TokenTree.medusa(widths)
-
-
-def _heads(num_heads, vocab_size=11):
-  return models.HeadsFn(
-    apply=lambda params, feature: feature,
-    num_heads=num_heads,
-    vocab_size=vocab_size,
-    feature_size=8,
-    dtype="float32",
-  )
-
-
-def test_tree_deeper_than_the_heads():
-  # Medusa#63: in JAX the gather would clamp and say nothing.
-  with pytest.raises(ValueError, match=r"4 deep but there are 3 heads"):
-    decoding.medusa(_heads(3, 99), TokenTree.medusa("mc_sim_7b_63"))
-  draft = decoding.medusa(_heads(4, 99), TokenTree.medusa("mc_sim_7b_63"))
-  assert (draft.size, draft.depth) == (64, 4)
-
-
-def test_tree_wider_than_the_vocabulary():
-  with pytest.raises(ValueError, match="ranks 12 tokens but the heads know 11"):
-    decoding.medusa(_heads(3), TokenTree.product([12]))

@@ -89,21 +89,51 @@ def test_a_second_model_of_the_shape_compiles_nothing(config):
 
 def test_heads_are_split_alike():
   def split(config=_HEADS, seed=0, dtype=jnp.float32):
-    return models.functionalize_heads(
+    return models.functionalize_draft(
       models.MedusaHeads(config, dtype=dtype, rngs=nnx.Rngs(seed))
     )
 
   fn, params = split()
   assert _is_plain(params)
   assert split(seed=1)[0] is fn
-  assert models.functionalize_heads(models.abstract_heads(_HEADS))[0] is fn
-  assert (fn.num_heads, fn.vocab_size, fn.feature_size) == (3, 37, 22)
-  assert fn.dtype == jnp.float32
-  narrow, _ = split(dtype=jnp.bfloat16)
+  # Only a draft with a cache of its own has a length.
+  assert models.functionalize_draft(_HEADS, max_len=8)[0] is fn
+  assert (fn.depth, fn.vocab_size, fn.feature_size) == (3, 37, 22)
+  assert fn.token_ids(params) is None
+  assert fn.init(params, 5).dtype == jnp.float32
+  narrow, shapes = models.functionalize_draft(_HEADS, jnp.bfloat16)
+  assert narrow is split(dtype=jnp.bfloat16)[0]
   assert narrow is not fn
-  assert narrow.dtype == jnp.bfloat16
+  assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {
+    jnp.dtype(jnp.bfloat16)
+  }
+  assert narrow.init(params, 5).dtype == jnp.bfloat16
   shared = dataclasses.replace(_HEADS, shared_output=True)
   assert split(shared)[0] is not fn
+
+
+def test_heads_of_another_dtype_are_refused():
+  heads = models.MedusaHeads(_HEADS, rngs=nnx.Rngs(0))
+  with pytest.raises(ValueError, match=r"dtype is bfloat16.* in float32"):
+    models.functionalize_draft(heads, jnp.bfloat16)
+  assert models.functionalize_draft(heads, jnp.float32)[0].depth == 3
+
+
+def _all_logits(fn, params, feature):
+  """[B, C, V] of one round of heads that see no token."""
+
+  @jax.jit
+  def run(params, feature):
+    batch = feature.shape[0]
+    carry, logits = fn.begin(params, feature, jnp.zeros((batch,), jnp.int32))
+    found = [logits]
+    for d in range(1, fn.depth):
+      node = jnp.full((batch, 1), d - 1, jnp.int32)
+      carry, logits = fn.extend(params, feature, carry, node, node)
+      found.append(logits)
+    return jnp.concatenate(found, axis=1)
+
+  return run(params, feature)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -112,7 +142,7 @@ def test_heads_equal_numpy(numpy_heads, shared, num_layers):
   config = dataclasses.replace(
     _HEADS, shared_output=shared, num_layers=num_layers
   )
-  fn, params = models.functionalize_heads(
+  fn, params = models.functionalize_draft(
     models.MedusaHeads(config, rngs=nnx.Rngs(5))
   )
   rng = np.random.default_rng(5)
@@ -120,7 +150,7 @@ def test_heads_equal_numpy(numpy_heads, shared, num_layers):
     for block in head.get("blocks", {}).values():
       block["bias"] = jnp.asarray(rng.normal(size=22), jnp.float32)
   feature = rng.normal(size=(5, 22)).astype(np.float32)
-  got = jax.jit(fn.apply)(params, feature)
+  got = _all_logits(fn, params, feature)
   assert (got.shape, got.dtype) == ((5, 3, 37), jnp.float32)
   # Three sums of 22 terms of unit size, 2^-24 each.
   np.testing.assert_allclose(
@@ -129,13 +159,13 @@ def test_heads_equal_numpy(numpy_heads, shared, num_layers):
 
 
 def test_bfloat16_heads_score_in_float32(numpy_heads):
-  fn, params = models.functionalize_heads(
+  fn, params = models.functionalize_draft(
     models.MedusaHeads(_HEADS, dtype=jnp.bfloat16, rngs=nnx.Rngs(6))
   )
   feature = jnp.asarray(
     np.random.default_rng(6).normal(size=(5, 22)).astype(np.float32)
   ).astype(jnp.bfloat16)
-  got = jax.jit(fn.apply)(params, feature)
+  got = _all_logits(fn, params, feature)
   assert got.dtype == jnp.float32
   want = numpy_heads(params, np.asarray(feature).astype(np.float64), 3)
   # Six roundings of 2^-9 on the way, of numbers of size 4 at most.

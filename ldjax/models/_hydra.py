@@ -1,0 +1,182 @@
+"""Hydra heads: Medusa heads that see the tokens drafted before them."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from ldjax import typing
+from ldjax.models import _heads, _layers, _linear
+
+Array = typing.Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HydraConfig:
+  """The shape of a set of Hydra heads.
+
+  Args:
+    num_heads: C; head i at position t guesses the token at t + 2 + i.
+    num_layers: residual blocks in a head, at least 0.
+    target_size: E, width of the target's features and embeddings.
+    hidden_size: R, width of a head.
+    vocab_size: W, tokens that the heads can guess.
+    target_vocab_size: V, where they guess only a part of the target's
+      vocabulary; None where W is all of it.
+    output_rank: r, to score by a product of [W, r] and [r, R]; None for one
+      matrix.
+    shared_output: whether they score by the target's output matrix instead of
+      one of their own; a projection [E, R] stands before it unless R is E.
+    rms_norm_eps: added to the mean square in every norm.
+
+  Raises:
+    ValueError: for sizes that no heads can have.
+  """
+
+  num_heads: int
+  num_layers: int
+  target_size: int
+  hidden_size: int
+  vocab_size: int
+  target_vocab_size: int | None = None
+  output_rank: int | None = None
+  shared_output: bool = False
+  rms_norm_eps: float = 1e-5
+
+  kind: ClassVar[str] = "hydra"
+
+  def __post_init__(self):
+    _heads.check_least(
+      self, num_heads=1, num_layers=0, target_size=1, hidden_size=1
+    )
+    _heads.check_vocabulary(self)
+    _heads.check_eps(self)
+
+  @property
+  def depth(self) -> int:
+    """D, tokens ahead that are guessed."""
+    return self.num_heads
+
+  @property
+  def feature_size(self) -> int:
+    """X, the width of the target's features."""
+    return self.target_size
+
+
+class HydraHead(nnx.Module):
+  """A projection, then x + silu(linear(x)), `num_layers` times."""
+
+  def __init__(
+    self,
+    config: HydraConfig,
+    depth: int,
+    *,
+    dtype: jax.typing.DTypeLike,
+    rngs: nnx.Rngs,
+  ):
+    def make(inputs):
+      return _linear.Linear(
+        inputs, config.hidden_size, use_bias=True, dtype=dtype, rngs=rngs
+      )
+
+    # The feature, and the embeddings of the pending token and `depth` more.
+    self.input_proj = make(config.target_size * (2 + depth))
+    self.blocks = nnx.List(
+      make(config.hidden_size) for _ in range(config.num_layers)
+    )
+
+  def __call__(self, x: Array) -> Array:
+    x = self.input_proj(x)
+    for block in self.blocks:
+      x = x + jax.nn.silu(block(x))
+    return x
+
+
+class HydraHeads(_heads.Heads):
+  """C heads on the target's last hidden state and the tokens since.
+
+  The head of depth d reads the feature and the embeddings of the pending token
+  and of the d tokens drafted on the path, all normed. One output matrix serves
+  all heads.
+
+  Args:
+    config: their shape.
+    dtype: of the parameters and of the computation.
+    rngs: for random parameters.
+
+  Example:
+    >>> from flax import nnx
+    >>> import ldjax
+    >>> config = ldjax.models.HydraConfig(
+    ...   num_heads=2, num_layers=1, target_size=8, hidden_size=6,
+    ...   vocab_size=11)
+    >>> heads = HydraHeads(config, rngs=nnx.Rngs(0))
+    >>> fn, params = ldjax.models.functionalize_draft(heads)
+    >>> params["heads"][1]["input_proj"]["weight"].shape
+    (6, 24)
+
+  Source: Ankner et al. 2024, "Hydra: sequentially-dependent draft heads for
+  Medusa decoding".
+  """
+
+  def __init__(
+    self,
+    config: HydraConfig,
+    *,
+    dtype: jax.typing.DTypeLike = jnp.float32,
+    rngs: nnx.Rngs,
+  ):
+    super().__init__(config, dtype=dtype)
+    width = config.target_size
+
+    def norm(size):
+      return _layers.RMSNorm(size, eps=config.rms_norm_eps, dtype=dtype)
+
+    self.embed = _heads.TargetEmbedding(
+      _heads.embed_rows(config), width, dtype=dtype, rngs=rngs
+    )
+    self.feature_norm, self.embed_norm = norm(width), norm(width)
+    self.heads = nnx.List(
+      HydraHead(config, depth, dtype=dtype, rngs=rngs)
+      for depth in range(config.num_heads)
+    )
+    self.norm = norm(config.hidden_size)
+    self.output = _heads.Output(config, dtype=dtype, rngs=rngs)
+
+  def _start(self, features: Array) -> Array:
+    return self.feature_norm(features.astype(self.dtype))
+
+  def _read(self, tokens: Array) -> Array:
+    return self.embed_norm(self.embed(tokens, self.dtype))
+
+  def begin(self, state: Array, pending: Array) -> tuple[_heads.Level, Array]:
+    """See `HeadsFn.begin`."""
+    inputs = [self._start(state), self._read(pending)]
+    seen = jnp.concatenate(inputs, axis=-1)[:, None]
+    level = _heads.Level(values=seen, first=0, depth=0)
+    return level, self.score(self.heads[0](seen))
+
+  def extend(
+    self, state: Array, carry: _heads.Level, tokens: Array, parents: Array
+  ) -> tuple[_heads.Level, Array]:
+    """See `HeadsFn.extend`."""
+    del state
+    depth = carry.below(self.config.depth)
+    inputs = [carry.of_parents(parents), self._read(tokens)]
+    seen = jnp.concatenate(inputs, axis=-1)
+    return carry.followed_by(seen), self.score(self.heads[depth](seen))
+
+  def unroll(self, features: Array, tokens: Array) -> Array:
+    """See `HeadsFn.unroll`."""
+    read = self._read(tokens)
+    seen, states = self._start(features), []
+    for d, head in enumerate(self.heads):
+      seen = jnp.concatenate([seen, _heads.ahead(read, 1 + d)], axis=-1)
+      states.append(head(seen))
+    return jnp.stack(states, axis=2)
+
+  def score(self, states: Array) -> Array:
+    """See `HeadsFn.score`."""
+    return self.output(self.norm(states))
