@@ -2,7 +2,7 @@
 
 import typer
 
-from ldjax.cli import _bench, _demo, _generate, _train
+from ldjax.cli import _bench, _costs, _demo, _generate, _train
 
 __all__ = ["app", "main"]
 
@@ -15,6 +15,7 @@ app = typer.Typer(
 app.command()(_generate.generate)
 app.command()(_demo.demo)
 app.command()(_bench.bench)
+app.command()(_costs.costs)
 app.command()(_train.train)
 
 

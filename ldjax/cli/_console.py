@@ -47,8 +47,8 @@ def reported_errors() -> Iterator[None]:
 
 def load(
   model: str,
-  draft: str = "ngram",
-  tree: str | None = None,
+  draft: str = "auto",
+  tree: str = "auto",
   max_len: int | None = None,
 ) -> assemble.LanguageModel:
   """Loads a model with a spinner that says what goes on."""

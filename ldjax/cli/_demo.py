@@ -26,7 +26,7 @@ def demo(
   """Shows that speculative decoding gives the same text, and how fast.
 
   Fetches SmolLM2-135M-Instruct once (94 MB, checked by sha256), answers a
-  prompt plainly and with an n-gram draft, and compares the two.
+  prompt plainly and with the draft that comes with ldjax, and compares the two.
   """
   with _console.reported_errors():
     model = _console.load("demo")
@@ -54,9 +54,7 @@ def demo(
         " rounds",
         width=58,
       )
-      for title, result in zip(
-        ("plain", "speculative (n-gram draft)"), results, strict=True
-      )
+      for title, result in zip(("plain", "speculative"), results, strict=True)
     ]
     out = rich.console.Console(highlight=False)
     out.print(rich.text.Text(prompt, "bold"))

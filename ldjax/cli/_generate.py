@@ -18,15 +18,20 @@ def generate(
     ),
   ] = "demo",
   draft: Annotated[
-    str, typer.Option(help="none, ngram, or a folder with Medusa heads.")
-  ] = "ngram",
-  tree: Annotated[
-    str | None,
+    str,
     typer.Option(
-      help="What the draft proposes: root, chain:N, ranks a depth such as"
-      " 1,7,6, or a published Medusa tree such as mc_sim_7b_63."
+      help="auto (what comes with ldjax for the model, else ngram), none,"
+      " ngram, or the folder of a draft."
     ),
-  ] = None,
+  ] = "auto",
+  tree: Annotated[
+    str,
+    typer.Option(
+      help="What the draft proposes: auto (the size that pays, chosen as it"
+      " goes), root, chain:N, ranks a depth such as 1,7,6, or a published"
+      " Medusa tree such as mc_sim_7b_63."
+    ),
+  ] = "auto",
   max_new_tokens: _options.MaxNewTokens = 128,
   min_new_tokens: _options.MinNewTokens = 0,
   max_len: Annotated[

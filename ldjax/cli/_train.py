@@ -1,7 +1,8 @@
 """`ldjax train`: a draft from the target's own answers."""
 
 import pathlib
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
@@ -12,6 +13,8 @@ import typer
 
 from ldjax import _request, assemble, bench, optimize, training
 from ldjax.cli import _console
+
+_LOG_SECONDS = 30
 
 
 @contextmanager
@@ -27,6 +30,20 @@ def _bar(columns: tuple[str, ...]) -> Iterator[rich.progress.Progress]:
     yield progress
 
 
+def _log() -> Callable[[str], None]:
+  """Shows a line now and then where a bar cannot be: in a file or a pipe."""
+  last = time.monotonic()
+
+  def log(line: str) -> None:
+    nonlocal last
+    now = time.monotonic()
+    if not _console.console.is_terminal and now >= last + _LOG_SECONDS:
+      last = now
+      _console.say(line)
+
+  return log
+
+
 def _write_texts(
   model: assemble.LanguageModel,
   folder: pathlib.Path,
@@ -39,8 +56,14 @@ def _write_texts(
   ids = None
   if prompts is not None:
     ids = [_request.encode_prompt(model.tokenizer, text) for text in prompts]
+  log = _log()
   with _bar(()) as progress:
     task = progress.add_task("tokens of text", total=tokens)
+
+    def tell(done: int) -> None:
+      progress.update(task, completed=min(done, tokens))
+      log(f"{done:,} of {tokens:,} tokens of text")
+
     return training.write_texts(
       model,
       folder,
@@ -49,7 +72,7 @@ def _write_texts(
       max_new_tokens=max_new_tokens,
       seed=seed,
       batch=batch,
-      on_tokens=lambda done: progress.update(task, completed=min(done, tokens)),
+      on_tokens=tell,
     )
 
 
@@ -68,6 +91,7 @@ def _train(
     vocab_size=min(vocab_size, model.config.vocab_size),
     depth=depth,
   )
+  log = _log()
   with _bar(("loss", "accuracy")) as progress:
     task = progress.add_task(
       "updates", total=config.steps, loss="", accuracy=""
@@ -75,12 +99,10 @@ def _train(
 
     def tell(report: training.StepReport) -> None:
       right = " ".join(f"{x:.2f}" for x in report.losses.accuracy)
-      progress.update(
-        task,
-        completed=report.step,
-        loss=f"loss {report.losses.total:.3f}",
-        accuracy=f"right by depth {right}",
-      )
+      loss = f"loss {report.losses.total:.3f}"
+      accuracy = f"right by depth {right}"
+      progress.update(task, completed=report.step, loss=loss, accuracy=accuracy)
+      log(f"update {report.step} of {config.steps}, {loss}, {accuracy}")
 
     return training.train_draft(model, corpus, shape, out, config, tell)
 

@@ -542,3 +542,11 @@ def test_train_refuses_before_any_work(run, tmp_path, arguments, message):
   result = run("train", *arguments, "--out", out, code=2)
   assert message in result.stderr
   assert not out.exists()
+
+
+def test_costs_are_measured_and_kept(run, tiny_folder, tmp_path, monkeypatch):
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+  result = run("costs", "--model", tiny_folder, "--rounds", 2)
+  assert "over one node" in result.stdout
+  assert "speed-up" in result.stdout
+  assert len(list((tmp_path / "ldjax" / "costs").glob("*.json"))) == 1
