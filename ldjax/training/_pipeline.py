@@ -228,8 +228,13 @@ def train_draft(
       f"{corpus.folder} holds features of {windows.feature_size} numbers, the"
       f" draft reads {config.feature_size}; another model wrote it"
     )
-  token_ids = _vocabulary.choose_tokens(
-    windows.count_answers(vocab), config.vocab_size
+  checkpoint = folder / "checkpoint"
+  token_ids = _vocabulary.kept_tokens(
+    folder / "vocabulary.npy",
+    lambda: _vocabulary.choose_tokens(
+      windows.count_answers(vocab), config.vocab_size
+    ),
+    go_on=checkpoint.exists(),
   )
   lookup = _vocabulary.inverse(token_ids, vocab)
   target = model.params.target
@@ -256,7 +261,7 @@ def train_draft(
     _loss.Teacher(output, jnp.asarray(lookup)),
     windows,
     training,
-    folder / "checkpoint",
+    checkpoint,
     on_step,
   )
   params = models.combine_draft(average, frozen)

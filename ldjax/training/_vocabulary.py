@@ -1,5 +1,8 @@
 """Which tokens a draft scores."""
 
+import pathlib
+from collections.abc import Callable
+
 import numpy as np
 
 
@@ -48,3 +51,34 @@ def inverse(token_ids: np.ndarray, vocab_size: int) -> np.ndarray:
   index = np.full((vocab_size,), -1, np.int32)
   index[token_ids] = np.arange(len(token_ids), dtype=np.int32)
   return index
+
+
+def kept_tokens(
+  file: pathlib.Path, choose: Callable[[], np.ndarray], *, go_on: bool
+) -> np.ndarray:
+  """The vocabulary that training began with, which more texts do not change.
+
+  Args:
+    file: where it is kept.
+    choose: makes one.
+    go_on: whether training was under way; then the file is read.
+
+  Raises:
+    ValueError: for a file that should be there and cannot be read.
+  """
+  if not go_on:
+    token_ids = choose()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(".part")
+    with partial.open("wb") as out:
+      np.save(out, token_ids)
+    partial.replace(file)
+    return token_ids
+  try:
+    with file.open("rb") as raw:
+      return np.load(raw, allow_pickle=False)
+  except (ValueError, EOFError, OSError) as error:
+    raise ValueError(
+      f"{file} is not the vocabulary of the checkpoint beside it ({error});"
+      " delete the checkpoint to begin anew"
+    ) from error

@@ -52,6 +52,33 @@ def test_training_raises_mean_accepted(tiny_plain, texts, kind, tmp_path):
   assert file.calibration["acceptance"] == report["acceptance"]
 
 
+def test_more_texts_do_not_change_the_vocabulary(tiny_plain, tmp_path):
+  config = training.draft_config(
+    "recurrent", tiny_plain.config, vocab_size=20, depth=2
+  )
+
+  def train(prompts, steps):
+    corpus = training.write_texts(
+      tiny_plain,
+      tmp_path / "corpus",
+      tokens=10**6,
+      prompts=prompts,
+      max_new_tokens=20,
+      batch=4,
+    )
+    settings = training.TrainConfig(steps=steps, batch=2, window=16)
+    out = tmp_path / "draft"
+    training.train_draft(tiny_plain, corpus, config, out, settings)
+    file = checkpoints.read_draft(out, target_config=tiny_plain.config)
+    return np.asarray(file.params["token_ids"])
+
+  first = train(PROMPTS[:4], 2)
+  np.testing.assert_array_equal(train(PROMPTS[:24], 4), first)
+  (tmp_path / "draft" / "vocabulary.npy").write_bytes(b"\x93NUM")
+  with pytest.raises(ValueError, match="delete the checkpoint to begin anew"):
+    train(PROMPTS[:24], 6)
+
+
 def test_shapes_that_cannot_be(tiny):
   with pytest.raises(ValueError, match="no draft is called 'lookahead'; there"):
     training.draft_config("lookahead", tiny.config, vocab_size=9)
