@@ -1,6 +1,7 @@
 """The compiled programs of a model, and which of its steps comes next."""
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +21,9 @@ class Programs(NamedTuple):
   release: Any
   announced: set[tuple[str, int]]
   """What progress lines were shown for, with the rows."""
+  missed: dict[int, float]
+  """By rows, for a step that was never called with them: what it would have
+  saved by now, in rounds of one node; infinite from the first call on."""
 
   def announce(
     self, progress: assemble.Progress | None, what: str, rows: int
@@ -51,14 +55,21 @@ def programs(decoder: decoding.Decoder) -> Programs:
     preempt=jax.jit(decoder.preempt, donate_argnums=0),
     release=jax.jit(decoder.release, donate_argnums=0),
     announced=set(),
+    missed={},
   )
+
+
+_COMPILATION = 200.0
+"""How many rounds of one node compiling a step takes the time of."""
 
 
 class Ladder:
   """The steps of a model, one of which is chosen for each round.
 
   With one rung it is that one; with several it is chosen by how drafts fared
-  in the rounds that were read.
+  in the rounds that were read. A step is compiled once what it would have saved
+  so far comes to what compiling it takes, so that together they cost at most
+  twice what foresight would.
 
   Args:
     model: what decodes.
@@ -87,7 +98,17 @@ class Ladder:
     if self._plan is None:
       return 0
     rung, self._track = self._plan.choose(self._track)
-    return rung
+    missed = self._programs[rung].missed
+    before = missed.get(self._batch, 0.0)
+    ready = [i for i in range(len(self.sizes)) if self._is_compiled(i)]
+    if not ready or before >= _COMPILATION:
+      return rung
+    other, saving = self._plan.instead(self._track, rung, ready)
+    missed[self._batch] = before + saving
+    return other
+
+  def _is_compiled(self, rung: int) -> bool:
+    return self._programs[rung].missed.get(self._batch, 0.0) == math.inf
 
   def step(self, rung: int) -> Any:
     """The compiled step of a rung.
@@ -99,6 +120,7 @@ class Ladder:
     if self._plan is not None:
       what += f" of {self.sizes[rung]} nodes"
     self._programs[rung].announce(self._progress, what, self._batch)
+    self._programs[rung].missed[self._batch] = math.inf
     return self._programs[rung].step
 
   def observe(self, rung: int, tokens: Sequence[int]) -> None:

@@ -117,10 +117,10 @@ def preempting(model):
 
   def preempt(state, mask):
     seen.append("traced")
-    return model.decoder.preempt(state, mask)
+    return model.fallback.preempt(state, mask)
 
-  decoder = model.decoder._replace(preempt=preempt)
-  return dataclasses.replace(model, decoder=decoder), seen
+  fallback = model.fallback._replace(preempt=preempt)
+  return dataclasses.replace(model, fallback=fallback), seen
 
 
 def main(folder, heads, tiny, tiny_heads):

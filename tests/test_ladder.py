@@ -23,7 +23,10 @@ class _Scripted(optimize.LadderPlan):
 
 @pytest.fixture
 def restless(monkeypatch):
-  """Every ladder changes its rung all the time; returns the rungs chosen."""
+  """Every ladder changes its rung all the time, whatever that compiles.
+
+  Returns the rungs that were used.
+  """
   plan_ladder = optimize.plan_ladder
   chosen = []
 
@@ -40,6 +43,7 @@ def restless(monkeypatch):
 
   monkeypatch.setattr(optimize, "plan_ladder", plan)
   monkeypatch.setattr(_ladder.Ladder, "step", note)
+  monkeypatch.setattr(_ladder, "_COMPILATION", 0.0)
   return chosen
 
 
@@ -102,7 +106,27 @@ def test_drafts_that_are_never_right_are_given_up(scripted, bigram):
     model.ladder[0]._replace(expected=1.9),
   )
   model = dataclasses.replace(model, ladder=ladder, start=1)
+  _engine.Engine(model, 1).compile_ladder()
   result = ldjax.generate(model, [3, 1, 4, 1, 5], max_new_tokens=60)
   assert result.round_sizes[1] == 4
   late = result.round_sizes[20:]
   assert late.count(1) > 0.8 * len(late)
+
+
+def test_a_step_is_compiled_once_it_would_have_paid(tiny_folder, monkeypatch):
+  model = ldjax.load(tiny_folder, page_size=8)  # its programs are its own
+  used = []
+  monkeypatch.setattr(_ladder, "_COMPILATION", 10.0)
+  ladder = _ladder.Ladder(model, 1, None)
+  for _ in range(200):
+    rung = ladder.choose()
+    ladder.step(rung)
+    used.append(rung)
+    ladder.observe(rung, [1])  # no draft is ever right
+  first = used.index(0)
+  # A wasted round costs about a third of a plain one.
+  assert len({*used[:first]}) == 1
+  assert 10 < first < 60
+  assert used[first:].count(0) > 100
+  missed = [_ladder.programs(rung.decoder).missed for rung in model.ladder]
+  assert sum(1 in each and each[1] == float("inf") for each in missed) <= 3

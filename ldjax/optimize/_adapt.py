@@ -199,6 +199,31 @@ class LadderPlan:
       return 0, track._replace(waited=track.waited + 1)
     return self._probe(), track._replace(waited=0)
 
+  def instead(
+    self, track: LadderTrack, rung: int, among: Sequence[int]
+  ) -> tuple[int, float]:
+    """What to use if a rung is not to be had, and what is missed by that.
+
+    Args:
+      track: so far.
+      rung: that is wanted.
+      among: those to be had, at least one.
+
+    Returns:
+      The one of them that promises most, and how much time a round of the
+      wanted rung would save for its tokens, in rounds of rung 0.
+
+    Example:
+      >>> plan = LadderPlan(costs=(1., 1.4), expected=(1., 2.8), limits=(1, 4))
+      >>> other, missed = plan.instead(plan.begin(), 1, [0])
+      >>> other, round(missed, 3)
+      (0, 1.4)
+    """
+    faring = track.accepted / track.foreseen
+    other = max(among, key=lambda each: (self._rate(each, faring), -each))
+    gain = self._rate(rung, faring) / self._rate(other, faring) - 1
+    return other, max(gain, 0.0) * self.costs[rung] / self.costs[0]
+
   def observe(
     self, track: LadderTrack, rung: int, tokens: Sequence[int]
   ) -> LadderTrack:

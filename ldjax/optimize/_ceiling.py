@@ -39,7 +39,9 @@ def _best(
   for free in (False, True):
     speeds = []
     for size, brought in enumerate(tokens, 1):
-      cost = curve.at(size) - (curve.draft_at(size) if free else 0.0)
+      cost = curve.at(size)
+      if free:  # and yet no less than a round without a draft
+        cost = max(cost - curve.draft_at(size), curve.at(1))
       speeds.append(brought * curve.at(1) / cost)
     # The smallest among equals.
     at = int(np.argmax(speeds))
