@@ -53,6 +53,7 @@ class EagleConfig:
   rms_norm_eps: float = 1e-5
 
   kind: ClassVar[str] = "eagle"
+  """Name of the family."""
 
   def __post_init__(self):
     _heads.check_least(self, depth=1)

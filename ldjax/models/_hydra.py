@@ -46,6 +46,7 @@ class HydraConfig:
   rms_norm_eps: float = 1e-5
 
   kind: ClassVar[str] = "hydra"
+  """Name of the family."""
 
   def __post_init__(self):
     _heads.check_least(

@@ -39,6 +39,7 @@ class MedusaConfig:
   target_vocab_size: int | None = None
 
   kind: ClassVar[str] = "medusa"
+  """Name of the family."""
 
   def __post_init__(self):
     _heads.check_least(self, num_heads=1, num_layers=0, hidden_size=1)

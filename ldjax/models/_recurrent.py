@@ -48,6 +48,7 @@ class RecurrentConfig:
   rms_norm_eps: float = 1e-5
 
   kind: ClassVar[str] = "recurrent"
+  """Name of the family."""
 
   def __post_init__(self):
     _heads.check_least(
