@@ -7,6 +7,7 @@ functions; nothing holds state.
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, Self
 
+import jax.numpy as jnp
 from flax import struct
 
 from ldjax import typing
@@ -167,6 +168,25 @@ class DraftFn(NamedTuple):
   """T, nodes of a proposed tree, the root included."""
   depth: int
   """D, the most nodes below the root on one path."""
+
+
+def last_observed(observation: Observation, previous: Array) -> Array:
+  """The feature of each row's last committed position.
+
+  Args:
+    observation: with features [R, C, X].
+    previous: [B, X], what was known before.
+
+  Returns:
+    [B, X]; rows of which nothing was committed keep what they had.
+  """
+  last = jnp.maximum(observation.count - 1, 0)
+  newest = jnp.take_along_axis(
+    observation.features, last[:, None, None], axis=1
+  )[:, 0]
+  batch = previous.shape[0]
+  rows = jnp.where(observation.count > 0, observation.rows, batch)
+  return previous.at[rows].set(newest.astype(previous.dtype), mode="drop")
 
 
 class HeadsFn(NamedTuple):

@@ -100,8 +100,10 @@ class Ladder:
     rung, self._track = self._plan.choose(self._track)
     missed = self._programs[rung].missed
     before = missed.get(self._batch, 0.0)
+    if before >= _COMPILATION:
+      return rung
     ready = [i for i in range(len(self.sizes)) if self._is_compiled(i)]
-    if not ready or before >= _COMPILATION:
+    if not ready:
       return rung
     other, saving = self._plan.instead(self._track, rung, ready)
     missed[self._batch] = before + saving

@@ -1,6 +1,6 @@
 """Models, drafts and states on disk: GGUF, Hugging Face, Medusa, Orbax."""
 
-from ldjax.checkpoints._demo import fetch_demo
+from ldjax.checkpoints._demo import cache_folder, fetch_demo
 from ldjax.checkpoints._draft import (
   DraftFile,
   DraftTarget,
@@ -17,6 +17,7 @@ __all__ = [
   "Checkpoint",
   "DraftFile",
   "DraftTarget",
+  "cache_folder",
   "fetch_demo",
   "read",
   "read_config",

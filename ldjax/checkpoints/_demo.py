@@ -18,7 +18,7 @@ _CHUNK = 1 << 20
 
 
 def cache_folder() -> pathlib.Path:
-  """Where ldjax keeps what it fetched: `$XDG_CACHE_HOME/ldjax`."""
+  """Where ldjax keeps what it fetched and measured: `$XDG_CACHE_HOME/ldjax`."""
   base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
   return (
     pathlib.Path(base) if base else pathlib.Path.home() / ".cache"

@@ -16,9 +16,10 @@ from ldjax._base import (
   Status,
   TargetFn,
   TargetOutput,
+  last_observed,
 )
 from ldjax.decoding._acceptance import accept
-from ldjax.decoding._draft import last_observed, root_only
+from ldjax.decoding._draft import root_only
 from ldjax.decoding._dynamic_tree import dynamic_tree
 from ldjax.decoding._loop import decode, trace
 from ldjax.decoding._model_heads import model_heads

@@ -80,22 +80,3 @@ def over_heads(
     size=size,
     depth=depth,
   )
-
-
-def last_observed(observation: _base.Observation, previous: Array) -> Array:
-  """The feature of each row's last committed position.
-
-  Args:
-    observation: with features [R, C, X].
-    previous: [B, X], what was known before.
-
-  Returns:
-    [B, X]; rows of which nothing was committed keep what they had.
-  """
-  last = jnp.maximum(observation.count - 1, 0)
-  newest = jnp.take_along_axis(
-    observation.features, last[:, None, None], axis=1
-  )[:, 0]
-  batch = previous.shape[0]
-  rows = jnp.where(observation.count > 0, observation.rows, batch)
-  return previous.at[rows].set(newest.astype(previous.dtype), mode="drop")

@@ -7,6 +7,7 @@ from ldjax.models._draft_params import (
   check_token_ids,
   combine_draft,
   init_draft,
+  output_rows,
   partition_draft,
 )
 from ldjax.models._eagle import EagleConfig, EagleDraft
@@ -47,6 +48,7 @@ __all__ = [
   "functionalize_draft",
   "init_draft",
   "linear",
+  "output_rows",
   "partition_draft",
   "rotary_frequencies",
 ]

@@ -151,10 +151,16 @@ def check_token_ids(config: DraftConfig, token_ids: Any) -> np.ndarray:
   return ids.astype(np.int32)
 
 
-def _output_rows(
+def output_rows(
   config: DraftConfig, target_params: Any, token_ids: Any
 ) -> Array:
-  """The target's output matrix [W, E], rows of the draft's vocabulary."""
+  """The target's output matrix, rows of a draft's vocabulary: [W, E].
+
+  Args:
+    config: of the draft.
+    target_params: the target's parameters.
+    token_ids: [W] int32; of no matter where the draft guesses all tokens.
+  """
   matrix = target_params.get("lm_head", target_params["embed_tokens"])["weight"]
   return matrix if config.target_vocab_size is None else matrix[token_ids]
 
@@ -202,7 +208,7 @@ def borrow(config: DraftConfig, params: Any, target_params: Any) -> Any:
   if not isinstance(config, _medusa.MedusaConfig):
     added["embed"] = {"weight": target_params["embed_tokens"]["weight"]}
   if config.shared_output:
-    rows = _output_rows(config, target_params, params.get("token_ids"))
+    rows = output_rows(config, target_params, params.get("token_ids"))
     added["output"] = {**params.get("output", {}), "weight": rows}
   return {**params, **added}
 
@@ -287,7 +293,7 @@ def init_draft(
     if isinstance(config, _eagle.EagleConfig):
       params["layer"] = _layer(config, params["layer"], target_params)
     elif isinstance(config, _medusa.MedusaConfig) and not config.shared_output:
-      rows = _output_rows(config, target_params, token_ids).astype(dtype)
+      rows = output_rows(config, target_params, token_ids).astype(dtype)
       for head in params["heads"].values():
         head["lm_head"] = {"weight": jnp.array(rows)}
   if token_ids is not None:

@@ -272,7 +272,7 @@ class EagleDraft(_heads.Heads):
       rows,
     )
     return EagleState(
-      cache=cache, feature=_heads.last_feature(observation, state.feature)
+      cache=cache, feature=_base.last_observed(observation, state.feature)
     )
 
   def _grow(

@@ -179,24 +179,6 @@ class Level:
     )
 
 
-def last_feature(observation: _base.Observation, before: Array) -> Array:
-  """The feature of each row's last committed position.
-
-  Args:
-    observation: with features [R, C, X].
-    before: [B, X], what was known.
-
-  Returns:
-    [B, X]; rows of which nothing was committed keep what they had.
-  """
-  last = jnp.maximum(observation.count - 1, 0)
-  newest = jnp.take_along_axis(
-    observation.features, last[:, None, None], axis=1
-  )[:, 0]
-  rows = jnp.where(observation.count > 0, observation.rows, before.shape[0])
-  return before.at[rows].set(newest.astype(before.dtype), mode="drop")
-
-
 def ahead(x: Array, by: int) -> Array:
   """x [B, S, ...] with entry t from position t + by, zero past the end."""
   by = min(by, x.shape[1])
@@ -235,4 +217,4 @@ class Heads(nnx.Module):
 
   def observe(self, state: Any, observation: _base.Observation) -> Any:
     """The state after positions were committed."""
-    return last_feature(observation, state)
+    return _base.last_observed(observation, state)

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from ldjax import assemble
+from ldjax import assemble, checkpoints
 from ldjax.optimize import _cost
 
 
@@ -62,9 +62,7 @@ def fingerprint(model: assemble.LanguageModel, batch: int = 1) -> str:
 
 
 def _path(name: str) -> pathlib.Path:
-  base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
-  folder = pathlib.Path(base) if base else pathlib.Path.home() / ".cache"
-  return folder / "ldjax" / "costs" / f"{name}.json"
+  return checkpoints.cache_folder() / "costs" / f"{name}.json"
 
 
 def _parse(text: str, name: str, batch: int) -> _cost.CostCurve:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ldjax import _base, assemble, checkpoints, models
 from ldjax.training import (
@@ -173,11 +172,6 @@ def write_texts(
   return corpus
 
 
-def _output_rows(params: Any, token_ids: np.ndarray) -> Any:
-  name = "lm_head" if "lm_head" in params else "embed_tokens"
-  return params[name]["weight"][token_ids].astype(jnp.float32)
-
-
 def _begin_low_rank(params: Any, output: Any, rank: int) -> Any:
   """The draft's output begins as the target's, as near as the rank allows."""
   left, values, right = jnp.linalg.svd(output, full_matrices=False)
@@ -245,7 +239,7 @@ def train_draft(
     token_ids=None if config.target_vocab_size is None else token_ids,
     target_params=target,
   )
-  output = _output_rows(target, token_ids)
+  output = models.output_rows(config, target, token_ids).astype(jnp.float32)
   rank = getattr(config, "output_rank", None)
   if rank is not None and config.hidden_size == output.shape[1]:
     params = _begin_low_rank(params, output, rank)
