@@ -22,12 +22,13 @@ from ldjax._serve import Server, ServerStats, serve
 from ldjax._settings import Settings
 from ldjax._show import RoundView, show_round
 from ldjax._ticket import Ticket
-from ldjax.assemble import LanguageModel, load, parse_tree, with_draft
+from ldjax.assemble import LanguageModel, Rung, load, parse_tree, with_draft
 
 __all__ = [
   "Generation",
   "LanguageModel",
   "RoundView",
+  "Rung",
   "Server",
   "ServerStats",
   "Settings",

@@ -18,6 +18,7 @@ from ldjax.models._functionalize import (
   functionalize,
   functionalize_draft,
 )
+from ldjax.models._heads import Heads
 from ldjax.models._hydra import HydraConfig, HydraHeads
 from ldjax.models._layers import rotary_frequencies
 from ldjax.models._linear import linear
@@ -29,6 +30,7 @@ __all__ = [
   "DraftConfig",
   "EagleConfig",
   "EagleDraft",
+  "Heads",
   "HydraConfig",
   "HydraHeads",
   "MedusaConfig",

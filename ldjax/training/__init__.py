@@ -1,7 +1,7 @@
 """Training of drafts: a target's own texts, losses, and the trainer."""
 
 from ldjax.training._corpus import Corpus, Shard
-from ldjax.training._loss import Batch
+from ldjax.training._loss import Batch, Teacher
 from ldjax.training._pipeline import (
   KINDS,
   TrainedDraft,
@@ -26,6 +26,7 @@ __all__ = [
   "Sequence",
   "Shard",
   "StepReport",
+  "Teacher",
   "TrainConfig",
   "TrainedDraft",
   "Windows",
