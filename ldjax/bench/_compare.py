@@ -2,10 +2,17 @@
 
 import collections
 import dataclasses
+import itertools
 import pathlib
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import (
+  Callable,
+  Iterable,
+  Iterator,
+  Mapping,
+  Sequence,
+)
+from typing import Any, TypeAlias
 
 import jax
 
@@ -51,31 +58,48 @@ def make_methods(
   return methods
 
 
-def _ratio(
-  runs: Sequence[_generation.Generation],
-  baseline: Sequence[_generation.Generation],
-) -> float | None:
-  ratios = [
-    run.tokens_per_second / plain.tokens_per_second
-    for run, plain in zip(runs, baseline, strict=True)
-    if plain.tokens_per_second
-  ]
-  return statistics.median(ratios) if ratios else None
+_Group: TypeAlias = Sequence[_generation.Generation]
+"""What one call decoded together."""
 
 
-def _total_rate(runs: Sequence[_generation.Generation]) -> float:
-  tokens = sum(len(run.tokens) - 1 for run in runs if run.tokens_per_second)
-  seconds = sum(
-    (len(run.tokens) - 1) / run.tokens_per_second
-    for run in runs
-    if run.tokens_per_second
+def _tokens_and_seconds(group: _Group) -> tuple[int, float]:
+  """Tokens after each text's first, and how long the slowest text took."""
+  return (
+    sum(len(run.tokens) - 1 for run in group if run.tokens_per_second),
+    max(
+      (
+        (len(run.tokens) - 1) / run.tokens_per_second
+        for run in group
+        if run.tokens_per_second
+      ),
+      default=0.0,
+    ),
+  )
+
+
+def _rate(groups: Iterable[_Group]) -> float:
+  """Tokens after the first a second, one group after another."""
+  tokens, seconds = map(
+    sum, zip(*(_tokens_and_seconds(group) for group in groups), strict=True)
   )
   return tokens / seconds if seconds else 0.0
 
 
-def _compile(method: assemble.LanguageModel) -> None:
+def _speedup(
+  groups: Sequence[_Group], baseline: Sequence[_Group]
+) -> float | None:
+  """The median over groups of the ratio of rates, where there are rates."""
+  ratios = [
+    _rate([group]) / _rate([plain])
+    for group, plain in zip(groups, baseline, strict=True)
+    if _rate([plain])
+  ]
+  return statistics.median(ratios) if ratios else None
+
+
+def _compile(method: assemble.LanguageModel, batch_size: int) -> None:
   """Compiles every step of a method, so that none is in what is measured."""
-  engine = _engine.Engine(method, 1)
+  engine = _engine.Engine(method, batch_size)
   engine.compile_ladder()
   engine.close()
 
@@ -96,34 +120,38 @@ def compare(
   prompts: Sequence[str],
   settings: _settings.Settings | None = None,
   *,
+  batch_size: int = 1,
   on_prompt: Callable[[int], None] | None = None,
   **changes: Any,
 ) -> dict[str, Any]:
   """Measures methods against plain decoding, interleaved prompt by prompt.
 
-  Every method decodes every prompt alone (batch 1), after a warm-up; who goes
-  first changes with each prompt. A median of paired ratios is what a noisy
-  machine leaves standing.
+  Every method decodes every prompt, or every `batch_size` of them together,
+  after a warm-up; who goes first changes each time. A median of paired ratios
+  is what a noisy machine leaves standing.
 
   Args:
     methods: from `make_methods`; `autoregressive` must be among them.
     prompts: texts.
     settings: for all methods alike, see `Settings`.
+    batch_size: how many prompts are decoded together, B; at least 1.
     on_prompt: called with the number of prompts done.
     **changes: settings by name.
 
   Returns:
     What `ldjax bench --json` writes: `model`, `device`, `prompts`,
-    `max_new_tokens`, and for each of `methods` `tokens_per_second` (tokens
-    after the first over the time after the first, all prompts together),
-    `speedup` (median over prompts of the paired ratio), `mean_accepted`
+    `max_new_tokens`, `batch_size`, and for each of `methods`
+    `tokens_per_second` (tokens after the first over the time after the first,
+    all prompts together), `speedup` (median over prompts, or groups of
+    `batch_size`, of the paired ratio), `mean_accepted`
     (tokens emitted over rounds), `rounds_by_size` (rounds after prefill by
     the nodes of their trees), `time_to_first_token_s` (median),
     `peak_cache_bytes`, `equal` (texts equal to plain decoding's, texts
     compared) and `near_ties` (of the unequal ones).
 
   Raises:
-    ValueError: without the baseline, or for several samples.
+    ValueError: without the baseline, for several samples, or for a
+      `batch_size` under 1.
   """
   if BASELINE not in methods:
     raise ValueError(f"the methods lack {BASELINE}, the baseline")
@@ -133,25 +161,39 @@ def compare(
     raise ValueError(
       f"num_samples is {settled.num_samples}; one text a prompt is compared"
     )
+  if batch_size < 1:
+    raise ValueError(f"batch_size is {batch_size}; give at least 1")
   short = min(8, settled.max_new_tokens)
   warm_up = dataclasses.replace(
     settled,
     max_new_tokens=short,
     min_new_tokens=min(short, settled.min_new_tokens),
   )
+  together = [
+    list(prompts[start : start + batch_size])
+    for start in range(0, len(prompts), batch_size)
+  ]
   for method in methods.values():
-    _compile(method)
+    _compile(method, batch_size)
     for prompt in {max(prompts, key=len), min(prompts, key=len)}:
-      _generate.generate(method, prompt, warm_up)
-  runs: dict[str, list[_generation.Generation]] = {n: [] for n in methods}
-  for number, prompt in enumerate(prompts):
+      _generate.generate(method, [prompt], warm_up, batch_size=batch_size)
+  groups: dict[str, list[_Group]] = {name: [] for name in methods}
+  done = 0
+  for number, group in enumerate(together):
     names = list(methods)
     first = number % len(names)
     for name in names[first:] + names[:first]:
-      runs[name].append(_generate.generate(methods[name], prompt, settled))
+      groups[name].append(
+        _generate.generate(methods[name], group, settled, batch_size=batch_size)
+      )
+    done += len(group)
     if on_prompt is not None:
-      on_prompt(number + 1)
+      on_prompt(done)
 
+  runs = {
+    name: list(itertools.chain.from_iterable(each))
+    for name, each in groups.items()
+  }
   baseline = runs[BASELINE]
 
   def near_ties(name: str) -> Iterator[bool]:
@@ -166,10 +208,11 @@ def compare(
     "device": jax.devices()[0].device_kind,
     "prompts": len(prompts),
     "max_new_tokens": settled.max_new_tokens,
+    "batch_size": batch_size,
     "methods": {
       name: {
-        "tokens_per_second": _total_rate(runs[name]),
-        "speedup": _ratio(runs[name], baseline),
+        "tokens_per_second": _rate(groups[name]),
+        "speedup": _speedup(groups[name], groups[BASELINE]),
         "mean_accepted": (
           sum(len(run.tokens) for run in runs[name])
           / max(sum(run.rounds for run in runs[name]), 1)

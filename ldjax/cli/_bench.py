@@ -17,7 +17,8 @@ from ldjax.cli import _console, _options
 def _table(report: dict[str, Any]) -> rich.table.Table:
   table = rich.table.Table(
     title=f"{report['model']} on {report['device']}, {report['prompts']}"
-    f" prompts, up to {report['max_new_tokens']} tokens"
+    f" prompts, up to {report['max_new_tokens']} tokens, batch"
+    f" {report['batch_size']}"
   )
   for column in (
     "method",
@@ -61,6 +62,9 @@ def bench(
   limit: Annotated[
     int | None, typer.Option(help="Prompts to take at most.")
   ] = None,
+  batch_size: Annotated[
+    int, typer.Option(min=1, help="Prompts to decode together.")
+  ] = 1,
   max_new_tokens: _options.MaxNewTokens = 128,
   temperature: _options.Temperature = 0.0,
   top_p: _options.TopP = None,
@@ -74,8 +78,8 @@ def bench(
 ) -> None:
   """Compares methods of decoding: speed, acceptance, memory, equality.
 
-  All methods run in one process, interleaved prompt by prompt at batch 1,
-  after a warm-up. Speedup is the median over prompts of the ratio to
+  All methods run in one process, interleaved prompt by prompt (or batch by
+  batch), after a warm-up. Speedup is the median over prompts of the ratio to
   autoregressive on the same prompt.
   """
   with _console.reported_errors():
@@ -102,6 +106,7 @@ def bench(
         made,
         texts,
         settings,
+        batch_size=batch_size,
         on_prompt=lambda done: progress.update(task, completed=done),
       )
     rich.console.Console().print(_table(report))

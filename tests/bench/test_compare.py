@@ -64,6 +64,7 @@ class TestCompare:
       "device",
       "prompts",
       "max_new_tokens",
+      "batch_size",
       "methods",
     }
     assert report["model"] == tiny.name
@@ -153,7 +154,7 @@ class TestCompare:
 
     warm_up = [2 * 2]
 
-    def run(method, prompt, settings):
+    def one(method, prompt):
       if warm_up[0]:
         warm_up[0] -= 1
         rate = 1.0
@@ -175,8 +176,12 @@ class TestCompare:
         peak_cache_bytes=int(rate),
       )
 
+    def run(method, prompts, settings, *, batch_size):
+      assert len(prompts) <= batch_size
+      return [one(method, prompt) for prompt in prompts]
+
     monkeypatch.setattr(_generate, "generate", run)
-    monkeypatch.setattr(_compare, "_compile", lambda method: None)
+    monkeypatch.setattr(_compare, "_compile", lambda method, batch_size: None)
 
     class Method(str):
       name = "m"
@@ -204,3 +209,27 @@ class TestCompare:
       ("plain", "x"),
       ("fast", "x"),
     ]
+
+    # Together: as fast as the slowest of them.
+    warm_up[0] = 2 * 2
+    report = bench.compare(
+      {"autoregressive": Method("plain"), "fast": Method("fast")},
+      PROMPTS,
+      batch_size=2,
+      max_new_tokens=5,
+    )
+    fast = report["methods"]["fast"]
+    assert report["batch_size"] == 2
+    assert fast["tokens_per_second"] == pytest.approx(12 / (4 / 20 + 4 / 60))
+    assert fast["speedup"] == statistics.median([2.0, 1.5])
+
+  def test_batches(self, tiny):
+    methods = bench.make_methods(tiny, ["autoregressive", "ldjax"])
+    report = bench.compare(methods, PROMPTS, batch_size=2, max_new_tokens=6)
+    for figures in report["methods"].values():
+      assert figures["equal"] == [3, 3]
+      assert figures["tokens_per_second"] > 0
+
+  def test_no_batch(self, tiny):
+    with pytest.raises(ValueError, match="batch_size is 0; give at least 1"):
+      bench.compare({"autoregressive": tiny}, PROMPTS, batch_size=0)
