@@ -13,6 +13,9 @@ from typing import NamedTuple
 
 import pytest
 
+import ldjax
+from ldjax import checkpoints
+
 _REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 _PROGRAMS = ("ldjax", "lightdecoding-cli")
 _SHELLS = ("bash", "console", "sh", "shell")
@@ -169,12 +172,35 @@ def _python(page: str) -> list[Block]:
   return [b for b in _blocks(page) if b.language in ("python", "py")]
 
 
+# Programs of the demo model take long to compile, so the pages have another.
+_ON_THE_DEMO_MODEL = ("README.md", "docs/guides/checkpoints.md")
+
+
+def _stand_in(monkeypatch, folder):
+  """The name "demo" is that of a tiny model."""
+  load, resolve = ldjax.load, checkpoints.resolve
+
+  def named(path):
+    return folder if path == "demo" else path
+
+  monkeypatch.setattr(
+    ldjax, "load", lambda path, **options: load(named(path), **options)
+  )
+  monkeypatch.setattr(
+    checkpoints, "resolve", lambda path, *rest: resolve(named(path), *rest)
+  )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
   "name", [name for name in _PAGES if _python(_page(name))]
 )
-def test_python_runs(name, demo_model, monkeypatch, tmp_path):
+def test_python_runs(name, request, tiny_folder, monkeypatch, tmp_path):
   monkeypatch.chdir(tmp_path)
+  if name in _ON_THE_DEMO_MODEL:
+    request.getfixturevalue("demo_model")
+  else:
+    _stand_in(monkeypatch, tiny_folder)
   # A name, so that classes and dataclasses can find their module.
   namespace: dict = {"__name__": "__main__"}
   for block in _python(_page(name)):

@@ -1,5 +1,8 @@
 """The target's own texts: what is written, kept, and gone on with."""
 
+import functools
+
+import jax
 import numpy as np
 import pytest
 
@@ -17,20 +20,30 @@ def _texts(corpus):
   }
 
 
+_decode = jax.jit(decoding.decode, static_argnums=0)
+
+
+@functools.cache
+def _plain(target, init_cache, max_len):
+  decoder = decoding.autoregressive(target, init_cache, max_len=max_len)
+  return decoder, jax.jit(decoder.init, static_argnames="stop_ids")
+
+
 def _decoded(small, prompt, limit, **settings):
   """The same answer by plain decoding of one row."""
-  decoder = decoding.autoregressive(
-    small.target, small.init_cache, max_len=small.max_len
-  )
-  state = decoder.init(
-    decoding.DecoderParams(small.params),
-    np.array([prompt]),
+  decoder, start = _plain(small.target, small.init_cache, small.max_len)
+  padded = np.zeros((1, 12), np.int32)
+  padded[0, : len(prompt)] = prompt
+  params = decoding.DecoderParams(small.params)
+  state = start(
+    params,
+    padded,
     np.array([len(prompt)]),
     sampling=sampling.make_sampling(1, **settings),
     max_new_tokens=limit,
     stop_ids=(7,),
   )
-  state = decoding.decode(decoder, decoding.DecoderParams(small.params), state)
+  state = _decode(decoder, params, state)
   return np.asarray(state.tokens[0])[: int(state.length[0])]
 
 
@@ -46,15 +59,13 @@ def test_texts_are_the_targets_own(small, write_corpus, tmp_path):
 
 def test_features_are_those_of_one_pass(small, write_corpus, tmp_path):
   corpus = write_corpus(tmp_path, PROMPTS, max_new_tokens=9)
+  forward = jax.jit(small.target.forward)
+  past = jax.jit(lambda: small.init_cache(1).view())()
   for text in _texts(corpus).values():
     read = text.tokens[:-1][None]
     chain = np.arange(-1, read.shape[1] - 1, dtype=np.int32)[None]
-    output = small.target.forward(
-      small.params,
-      read,
-      (chain + 1).astype(np.int32),
-      chain,
-      small.init_cache(1).view(),
+    output = forward(
+      small.params, read, (chain + 1).astype(np.int32), chain, past
     )
     assert text.features.dtype == np.float16
     # Half precision keeps 11 bits.
