@@ -23,7 +23,11 @@ import ldjax
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-MESHES = ((1, 4), (2, 2), (4, 1))
+CASES = {
+  (1, 4): ("medusa",),
+  (2, 2): ("ngram", "medusa"),
+  (4, 1): ("ngram",),
+}
 PROMPTS = [
   "abcabcab",
   "a longer one, which is read in two chunks",
@@ -129,10 +133,10 @@ def main(folder, heads, tiny, tiny_heads):
   one = load(folder)
   texts_of["one"] = texts(one, 4)
   texts_of["one, changed"] = texts(one, 4, **changed)
-  for sizes in MESHES:
+  for sizes, drafts in CASES.items():
     spread = load(folder, mesh=make_mesh(*sizes))
-    for name, draft in (("ngram", "ngram"), ("medusa", heads)):
-      tree = "1,2,2" if draft == heads else None
+    for name in drafts:
+      draft, tree = (heads, "1,2,2") if name == "medusa" else ("ngram", None)
       model = ldjax.with_draft(spread, draft, tree)
       key = f"{sizes[0]}x{sizes[1]} {name}"
       texts_of[key] = texts(model, 4)

@@ -47,8 +47,7 @@ def restless(monkeypatch):
   return chosen
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(("temperature", "batch"), [(0.0, 1), (0.9, 3)])
 def test_changing_rungs_change_no_token(
   tiny, tiny_plain, restless, temperature, batch
 ):
