@@ -22,12 +22,12 @@ import numpy as np
 
 from ldjax.checkpoints import _rules
 
-_FLOATS = {
+_FLOATS: dict[str, np.dtype[Any]] = {
   "FloatStorage": np.dtype(np.float32),
   "HalfStorage": np.dtype(np.float16),
   "BFloat16Storage": np.dtype(jnp.bfloat16),
 }
-_INTEGERS = {
+_INTEGERS: dict[str, np.dtype[Any]] = {
   "LongStorage": np.dtype(np.int64),
   "IntStorage": np.dtype(np.int32),
   "BoolStorage": np.dtype(np.bool_),
