@@ -90,7 +90,9 @@ class TestSameText:
 
   @pytest.mark.slow
   def test_speculation_does_accept(self, tiny, tiny_medusa):
-    for model in (tiny, tiny_medusa):
+    # A fixed tree: what a ladder does hangs on costs that tests may have kept.
+    chain = ldjax.with_draft(tiny, "ngram", tree="chain:3")
+    for model in (chain, tiny_medusa):
       result = ldjax.generate(model, PROMPTS[0], max_new_tokens=LENGTH)
       assert result.mean_accepted > 1.5
 
