@@ -221,9 +221,8 @@ def test_narrow_cache(toy, cache_dtype, name):
 
 @pytest.mark.slow
 def test_many_prompts():
-  seed = 1
-  tiny = testing.tiny_model(max_len=36, seed=seed)
-  rng = np.random.default_rng(seed)
+  tiny = testing.tiny_model(max_len=36, seed=1)
+  rng = np.random.default_rng(1)
   for draft in (decoding.ngram(4), testing.random_tree_draft(13, 4, 31)):
     for trial in range(20):
       prompts = [
