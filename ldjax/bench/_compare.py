@@ -64,25 +64,20 @@ _Group: TypeAlias = Sequence[_generation.Generation]
 
 def _tokens_and_seconds(group: _Group) -> tuple[int, float]:
   """Tokens after each text's first, and how long the slowest text took."""
-  return (
-    sum(len(run.tokens) - 1 for run in group if run.tokens_per_second),
-    max(
-      (
-        (len(run.tokens) - 1) / run.tokens_per_second
-        for run in group
-        if run.tokens_per_second
-      ),
-      default=0.0,
-    ),
+  timed = [run for run in group if run.tokens_per_second]
+  counts = [len(run.tokens) - 1 for run in timed]
+  seconds = (
+    count / run.tokens_per_second
+    for count, run in zip(counts, timed, strict=True)
   )
+  return sum(counts), max(seconds, default=0.0)
 
 
 def _rate(groups: Iterable[_Group]) -> float:
   """Tokens after the first a second, one group after another."""
-  tokens, seconds = map(
-    sum, zip(*(_tokens_and_seconds(group) for group in groups), strict=True)
-  )
-  return tokens / seconds if seconds else 0.0
+  pairs = [_tokens_and_seconds(group) for group in groups]
+  seconds = sum(time for _, time in pairs)
+  return sum(count for count, _ in pairs) / seconds if seconds else 0.0
 
 
 def _speedup(

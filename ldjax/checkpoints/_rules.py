@@ -7,6 +7,7 @@ tensor. All of this is decided before the first weight is read.
 """
 
 import dataclasses
+import pathlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -54,6 +55,35 @@ class Tensor:
   shape: tuple[int, ...]
   dtype: np.dtype[Any]
   read: Callable[[], np.ndarray]
+
+
+def offer(
+  name: str,
+  file: pathlib.Path,
+  shape: Iterable[int],
+  kind: str,
+  dtypes: Mapping[str, np.dtype[Any]],
+  read: Callable[[], np.ndarray],
+) -> Tensor:
+  """A tensor of a file, if it is of a type that can be read.
+
+  Args:
+    name: its name in the file.
+    file: the file that holds it.
+    shape: its shape once read.
+    kind: what the file calls its type.
+    dtypes: the types that can be read, by what the file calls them.
+    read: reads it into memory of its own.
+
+  Raises:
+    ValueError: for another type.
+  """
+  if kind not in dtypes:
+    raise ValueError(
+      f"{file}: tensor {name!r} is of type {kind}; only"
+      f" {', '.join(sorted(dtypes))} can be read"
+    )
+  return Tensor(name, file.name, tuple(shape), dtypes[kind], read)
 
 
 def _show(path: Path) -> str:

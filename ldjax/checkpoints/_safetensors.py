@@ -120,20 +120,14 @@ class Reader(contextlib.ExitStack):
     found = []
     for name in file.keys():  # noqa: SIM118 (not a dict)
       piece = file.get_slice(name)
-      kind = piece.get_dtype()
-      dtypes = _INT32 if name in integers else _DTYPES
-      if kind not in dtypes:
-        raise ValueError(
-          f"{path}: tensor {name!r} is of type {kind}; only"
-          f" {', '.join(sorted(dtypes))} can be read"
-        )
       found.append(
-        _rules.Tensor(
-          name=name,
-          file=path.name,
-          shape=tuple(piece.get_shape()),
-          dtype=dtypes[kind],
-          read=functools.partial(file.get_tensor, name),
+        _rules.offer(
+          name,
+          path,
+          piece.get_shape(),
+          piece.get_dtype(),
+          _INT32 if name in integers else _DTYPES,
+          functools.partial(file.get_tensor, name),
         )
       )
     return found

@@ -22,17 +22,17 @@ import numpy as np
 
 from ldjax.checkpoints import _rules
 
-_FLOATS: dict[str, np.dtype[Any]] = {
+_STORAGES: dict[str, np.dtype[Any]] = {
   "FloatStorage": np.dtype(np.float32),
   "HalfStorage": np.dtype(np.float16),
   "BFloat16Storage": np.dtype(jnp.bfloat16),
-}
-_INTEGERS: dict[str, np.dtype[Any]] = {
   "LongStorage": np.dtype(np.int64),
   "IntStorage": np.dtype(np.int32),
   "BoolStorage": np.dtype(np.bool_),
 }
-_DTYPES = {**_FLOATS, **_INTEGERS}
+_BY_NAME = {dtype.name: dtype for dtype in _STORAGES.values()}
+_FLOATS = {name: _BY_NAME[name] for name in ("float32", "float16", "bfloat16")}
+_INTEGERS = {name: _BY_NAME[name] for name in ("int64", "int32", "bool")}
 _LARGEST_PICKLE = 64 << 20
 # What zipfile raises for a damaged archive.
 _DAMAGE = (
@@ -103,7 +103,7 @@ _GLOBALS = {
   ("collections", "OrderedDict"): collections.OrderedDict,
   ("torch._utils", "_rebuild_tensor_v2"): _tensor,
   ("torch._utils", "_rebuild_parameter"): _parameter,
-  **{("torch", name): _Kind(name) for name in _DTYPES},
+  **{("torch", name): _Kind(name) for name in _STORAGES},
 }
 
 
@@ -120,7 +120,7 @@ class _Unpickler(pickle.Unpickler):
   def persistent_load(self, pid: Any) -> _Storage:
     match pid:
       case ("storage", _Kind(name=name), str(key), str(), size):
-        return _Storage(key, _DTYPES[name], _count(size))
+        return _Storage(key, _STORAGES[name], _count(size))
     raise pickle.UnpicklingError(f"{pid!r} is not a storage")
 
 
@@ -241,22 +241,14 @@ class Reader(contextlib.ExitStack):
         " PyTorch 1.6, load it there with weights_only=True and save it again"
       ) from error
     prefix, table = _unpickle(archive, path)
-    found = []
-    for name, view in table.items():
-      dtype = view.storage.dtype
-      allowed = _INTEGERS if name in integers else _FLOATS
-      if dtype not in allowed.values():
-        raise ValueError(
-          f"{path}: tensor {name!r} is of type {dtype.name}; only"
-          f" {', '.join(sorted(d.name for d in allowed.values()))} can be read"
-        )
-      found.append(
-        _rules.Tensor(
-          name=name,
-          file=path.name,
-          shape=view.shape,
-          dtype=dtype,
-          read=functools.partial(_load, archive, prefix, view, path),
-        )
+    return [
+      _rules.offer(
+        name,
+        path,
+        view.shape,
+        view.storage.dtype.name,
+        _INTEGERS if name in integers else _FLOATS,
+        functools.partial(_load, archive, prefix, view, path),
       )
-    return found
+      for name, view in table.items()
+    ]
