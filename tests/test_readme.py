@@ -172,10 +172,6 @@ def _python(page: str) -> list[Block]:
   return [b for b in _blocks(page) if b.language in ("python", "py")]
 
 
-# Programs of the demo model take long to compile, so the pages have another.
-_ON_THE_DEMO_MODEL = ("README.md", "docs/guides/checkpoints.md")
-
-
 def _stand_in(monkeypatch, folder):
   """The name "demo" is that of a tiny model."""
   load, resolve = ldjax.load, checkpoints.resolve
@@ -191,22 +187,33 @@ def _stand_in(monkeypatch, folder):
   )
 
 
+def _run(name, blocks):
+  # A name, so that classes and dataclasses can find their module.
+  namespace: dict = {"__name__": "__main__"}
+  for block in blocks:
+    # Empty lines in front, so that a traceback names the page's own line.
+    source = "\n" * (block.line - 1) + block.text
+    exec(compile(source, name, "exec"), namespace)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
   "name", [name for name in _PAGES if _python(_page(name))]
 )
 def test_python_runs(name, request, tiny_folder, monkeypatch, tmp_path):
   monkeypatch.chdir(tmp_path)
-  if name in _ON_THE_DEMO_MODEL:
+  # Programs of the demo model take long to compile. One page reads its files.
+  if name == "docs/guides/checkpoints.md":
     request.getfixturevalue("demo_model")
   else:
     _stand_in(monkeypatch, tiny_folder)
-  # A name, so that classes and dataclasses can find their module.
-  namespace: dict = {"__name__": "__main__"}
-  for block in _python(_page(name)):
-    # Empty lines in front, so that a traceback names the page's own line.
-    source = "\n" * (block.line - 1) + block.text
-    exec(compile(source, name, "exec"), namespace)
+  _run(name, _python(_page(name)))
+
+
+@pytest.mark.slow
+def test_quick_start_runs_on_the_demo_model(demo_model, monkeypatch, tmp_path):
+  monkeypatch.chdir(tmp_path)
+  _run("README.md", _python(_page("README.md"))[:1])
 
 
 @pytest.mark.slow

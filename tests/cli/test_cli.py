@@ -10,7 +10,7 @@ import pytest
 import typer.testing
 
 import ldjax
-from ldjax import assemble, checkpoints, cli
+from ldjax import _drafts, assemble, checkpoints, cli
 from ldjax.cli import _console
 
 KEYS = [
@@ -368,6 +368,8 @@ class TestDemo:
     monkeypatch.setattr(
       checkpoints, "resolve", lambda path, progress=None: tiny_folder
     )
+    # The draft that comes with ldjax is for the real one.
+    monkeypatch.setattr(_drafts, "_SHIPPED", {})
     result = run("demo", "hello", "--max-new-tokens", 12)
     assert "The texts are equal: 12 tokens in" in result.stdout
     assert "instead of 12" in result.stdout
