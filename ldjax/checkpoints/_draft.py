@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 import os
 import pathlib
 import re
@@ -10,16 +9,21 @@ import typing
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
-import safetensors.numpy
 
 from ldjax import models
-from ldjax.checkpoints import _medusa, _read, _rules, _safetensors
+from ldjax.checkpoints import (
+  _medusa,
+  _read,
+  _rules,
+  _safetensors,
+  _token_ids,
+  _write,
+)
 
 _FORMAT, _VERSION = "ldjax-draft", 1
 _WEIGHTS = "draft.safetensors"
-_IDS = "token_ids"
+_IDS = _token_ids.NAME
 _KINDS = {cls.kind: cls for cls in typing.get_args(models.DraftConfig)}
 _SIZES = ("hidden_size", "vocab_size", "num_layers")
 
@@ -170,19 +174,6 @@ def _name(path: _rules.Path) -> str:
   return ".".join(str(part) for part in path)
 
 
-def _read_ids(
-  config: models.DraftConfig,
-  tensor: _rules.Tensor,
-  file: pathlib.Path,
-  place: _rules.Place | None,
-) -> Any:
-  try:
-    ids = models.check_token_ids(config, tensor.read())
-  except ValueError as error:
-    raise ValueError(f"{file}: {error}") from error
-  return jnp.asarray(ids) if place is None else place((_IDS,), ids)
-
-
 def _read_weights(
   config: models.DraftConfig,
   file: pathlib.Path,
@@ -204,11 +195,7 @@ def _read_weights(
     planned = _rules.plan(
       rules, [_checked(tensor, file) for tensor in tensors], abstract
     )
-    ids = planned.pop((_IDS,), None)
-    # The map is small, and what is wrong with it is told first.
-    added = (
-      {} if ids is None else {_IDS: _read_ids(config, ids[0], file, place)}
-    )
+    added = _token_ids.read_ids(config, planned, file, place)
     params = _rules.execute(planned, {}, dtype, progress, place)
     return {**params, **added}
 
@@ -221,9 +208,12 @@ def _read_medusa(
   config, params = _medusa.read_medusa(
     folder, vocab_size=target_config.vocab_size, **options
   )
-  for field in ("hidden_size", "vocab_size"):
-    have, want = getattr(config, field), getattr(target_config, field)
-    if have != want:
+  vocab = config.target_vocab_size or config.vocab_size
+  for field, have in (
+    ("hidden_size", config.hidden_size),
+    ("vocab_size", vocab),
+  ):
+    if have != (want := getattr(target_config, field)):
       raise ValueError(
         f"{folder}: the draft's {field} is {have}, the target's is {want}; it"
         " was made for another model"
@@ -242,8 +232,8 @@ def read_draft(
   """Reads a draft strictly, and only for the model it was made for.
 
   Args:
-    path: a folder that `write_draft` made, or one with Medusa heads (see
-      `read_medusa`).
+    path: a folder that `write_draft` made, or one with Medusa heads in any
+      layout (see `read_medusa`).
     target_config: of the model that is to be drafted for.
     dtype: float type of the parameters; None for the file's own.
     progress: called with a line of text about once a tenth of the tensors.
@@ -268,16 +258,14 @@ def read_draft(
     raise FileNotFoundError(f"{folder}: no such folder")
   file = folder / "config.json"
   raw = _safetensors.read_json(file) if file.is_file() else {}
-  if "format" not in raw and (
-    raw or list(folder.glob(f"{pathlib.Path(_medusa.FILE).stem}.*"))
-  ):
+  if "format" not in raw and (raw or _medusa.is_there(folder)):
     return _read_medusa(
       folder, target_config, dtype=dtype, progress=progress, place=place
     )
   if not raw:
     raise FileNotFoundError(
       f"{folder}: holds neither a draft (config.json with {_WEIGHTS}) nor"
-      f" Medusa heads ({_medusa.FILE})"
+      f" Medusa heads ({_medusa.FILES[0]})"
     )
   for key, known in (("format", _FORMAT), ("version", _VERSION)):
     if raw.get(key) != known:
@@ -378,16 +366,11 @@ def write_draft(
     "target": target._asdict(),
     "calibration": dict(calibration or {}),
   }
-  text = json.dumps(says, indent=2, allow_nan=False) + "\n"
-  folder = pathlib.Path(path)
-  folder.mkdir(parents=True, exist_ok=True)
-  for name, write in (
-    (_WEIGHTS, functools.partial(safetensors.numpy.save_file, tensors)),
-    ("config.json", lambda file: file.write_text(text, encoding="utf-8")),
-  ):
-    partial = folder / f"{name}.part"
-    try:
-      write(partial)
-      partial.replace(folder / name)
-    finally:
-      partial.unlink(missing_ok=True)
+  text = _write.json_text(says)
+  write = functools.partial(
+    _write.write_safetensors, sources=_write.of_arrays(tensors)
+  )
+  _write.write_files(
+    pathlib.Path(path),
+    [(_WEIGHTS, write), ("config.json", _write.text_writer(text))],
+  )

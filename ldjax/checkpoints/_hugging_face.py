@@ -1,4 +1,4 @@
-"""Target models in Hugging Face folders: config.json and safetensors."""
+"""Target models in Hugging Face folders: config.json and weights."""
 
 import pathlib
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ldjax import models
-from ldjax.checkpoints import _config_json, _rules, _safetensors
+from ldjax.checkpoints import _config_json, _rules, _safetensors, _weights
 
 _LAYER = r"(?:model\.)?layers\.(\d+)\."
 
@@ -30,6 +30,8 @@ RULES = (
   ),
   _rules.Rule(r"(?:model\.)?norm\.weight", "norm/weight"),
   _rules.Rule(r"(?:.*\.)?rotary_emb\.inv_freq", None),
+  # Of a Medusa-2 model; `read_medusa` reads them.
+  _rules.Rule(r"medusa_head\..*", None),
 )
 UNTIED = (*RULES, _rules.Rule(r"lm_head\.weight", "lm_head/weight"))
 TIED = (*RULES, _rules.Rule(r"lm_head\.weight", None))
@@ -75,11 +77,8 @@ def read_folder(
   """Configuration, parameters and EOS ids of a Hugging Face folder."""
   config = read_folder_config(folder)
   eos = eos_of(folder)
-  files, index = _safetensors.locate(folder)
-  with _safetensors.Reader() as reader:
-    tensors = [tensor for file in files for tensor in reader.tensors(file)]
-    if index:
-      _safetensors.check_index(tensors, index, folder / _safetensors.INDEX)
+  with _weights.Reader() as reader:
+    tensors = _weights.offered(reader, folder)
     target = dtype or _rules.common_dtype(tensors)
     planned = _rules.plan(
       TIED if config.tie_word_embeddings else UNTIED,

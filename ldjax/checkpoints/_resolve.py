@@ -4,7 +4,7 @@ import os
 import pathlib
 import re
 
-from ldjax.checkpoints import _demo, _hugging_face, _rules, _safetensors
+from ldjax.checkpoints import _demo, _hugging_face, _rules, _weights
 
 _REPOSITORY = re.compile(
   r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w./-]+))?"
@@ -12,7 +12,7 @@ _REPOSITORY = re.compile(
 _SMALL = (
   "config.json",
   "generation_config.json",
-  _safetensors.INDEX,
+  _weights.FORMATS[0].index,
   "tokenizer.json",
   "tokenizer_config.json",
   "special_tokens_map.json",
@@ -28,7 +28,8 @@ def resolve(
 
   Of a repository only what ldjax reads is fetched: the configuration, which is
   checked at once, the tokenizer, and `model.safetensors` or the shards that the
-  index names. With `HF_HUB_OFFLINE=1` nothing is fetched.
+  index names, or, where there are none, PyTorch files. With
+  `HF_HUB_OFFLINE=1` nothing is fetched.
 
   Args:
     path_or_id: an existing file or folder; the string "demo" for
@@ -42,7 +43,7 @@ def resolve(
 
   Raises:
     FileNotFoundError: if it is none of these, if the repository has no
-      safetensors, or if it is not in the cache and cannot be fetched.
+      weights, or if it is not in the cache and cannot be fetched.
     OSError: if it cannot be fetched for another reason.
     ValueError: if the repository's model is not supported.
 
@@ -82,21 +83,29 @@ def _repository(
       " path"
     )
   _hugging_face.read_folder_config(folder)  # refused before it is fetched
-  shards = _safetensors.wanted(folder)
-  # By the commit found, so that both parts are of one version.
-  if not all((folder / shard).is_file() for shard in shards):
-    folder = _snapshot(name, folder.name, shards)
-  missing = [shard for shard in shards if not (folder / shard).is_file()]
-  if missing:
-    raise FileNotFoundError(
-      f"{name!r} has no {missing[0]} ({folder}). Either it was fetched in part:"
-      " resolve it again with access to the hub; or it holds its weights in"
-      " another format: PyTorch pickles (.bin) are not read, so look for a"
-      " revision with safetensors, or convert it where torch is installed with"
-      " transformers' AutoModelForCausalLM.from_pretrained(...)"
-      ".save_pretrained(folder)"
-    )
-  return folder
+  # By the commit found, so that all parts are of one version.
+  commit = folder.name
+  for kind in _weights.FORMATS:
+    if not _weights.is_there(folder, kind):
+      folder = _snapshot(name, commit, (kind.index, kind.single))
+    if not _weights.is_there(folder, kind):
+      continue
+    files = _weights.named(folder, kind)
+    if not all((folder / file).is_file() for file in files):
+      folder = _snapshot(name, commit, files)
+    missing = [file for file in files if not (folder / file).is_file()]
+    if missing:
+      raise FileNotFoundError(
+        f"{name!r} has no {missing[0]} ({folder}); it was fetched in part:"
+        " resolve it again with access to the hub"
+      )
+    return folder
+  singles = " and no ".join(kind.single for kind in _weights.FORMATS)
+  raise FileNotFoundError(
+    f"{name!r} has no {singles} ({folder}). Either it was fetched in part:"
+    " resolve it again with access to the hub; or its weights are in a format"
+    " that is not read"
+  )
 
 
 def _snapshot(

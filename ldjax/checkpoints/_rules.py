@@ -135,6 +135,18 @@ def _match(rules: Iterable[Rule], tensor: Tensor) -> tuple[Rule, Path | None]:
   return rule, tuple(int(p) if p.isdecimal() else p for p in parts)
 
 
+def path_of(rules: Iterable[Rule], tensor: Tensor) -> Path | None:
+  """The parameter that a tensor is; None for one that no rule knows.
+
+  Args:
+    rules: the family's table.
+    tensor: of a file.
+  """
+  if not any(re.fullmatch(rule.pattern, tensor.name) for rule in rules):
+    return None
+  return _match(rules, tensor)[1]
+
+
 def plan(
   rules: Iterable[Rule],
   tensors: Iterable[Tensor],

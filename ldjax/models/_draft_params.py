@@ -294,8 +294,11 @@ def init_draft(
       params["layer"] = _layer(config, params["layer"], target_params)
     elif isinstance(config, _medusa.MedusaConfig) and not config.shared_output:
       rows = output_rows(config, target_params, token_ids).astype(dtype)
-      for head in params["heads"].values():
-        head["lm_head"] = {"weight": jnp.array(rows)}
+      if config.single_output:
+        params["output"] = {"weight": rows}
+      else:
+        for head in params["heads"].values():
+          head["lm_head"] = {"weight": jnp.array(rows)}
   if token_ids is not None:
     params["token_ids"] = jnp.asarray(token_ids)
   return params

@@ -24,6 +24,7 @@ class MedusaConfig:
     vocab_size: W, tokens that the heads can guess.
     shared_output: whether the heads use the target's output matrix instead of
       one each.
+    single_output: whether they use one matrix of their own for all.
     target_vocab_size: V, where the heads guess only a part of the target's
       vocabulary; None where W is all of it.
 
@@ -36,6 +37,7 @@ class MedusaConfig:
   hidden_size: int
   vocab_size: int
   shared_output: bool = False
+  single_output: bool = False
   target_vocab_size: int | None = None
 
   kind: ClassVar[str] = "medusa"
@@ -44,6 +46,11 @@ class MedusaConfig:
   def __post_init__(self):
     _heads.check_least(self, num_heads=1, num_layers=0, hidden_size=1)
     _heads.check_vocabulary(self)
+    if self.shared_output and self.single_output:
+      raise ValueError(
+        "shared_output and single_output are both set; the output matrix is"
+        " either the target's or the heads' own"
+      )
 
   @property
   def depth(self) -> int:
@@ -54,6 +61,11 @@ class MedusaConfig:
   def feature_size(self) -> int:
     """X, the width of the target's features."""
     return self.hidden_size
+
+  @property
+  def one_output(self) -> bool:
+    """Whether one matrix serves all heads."""
+    return self.shared_output or self.single_output
 
 
 class MedusaHead(nnx.Module):
@@ -74,9 +86,7 @@ class MedusaHead(nnx.Module):
     self.blocks = nnx.List(
       make(config.hidden_size, True) for _ in range(config.num_layers)
     )
-    self.lm_head = (
-      None if config.shared_output else make(config.vocab_size, False)
-    )
+    self.lm_head = None if config.one_output else make(config.vocab_size, False)
 
   def __call__(self, feature: Array) -> Array:
     """Returns what the output matrix reads, of features [..., E]."""
@@ -96,7 +106,8 @@ class MedusaHeads(_heads.Heads):
   """C independent heads on the target's last hidden state.
 
   They see neither the pending token nor the drafted ones. With
-  `shared_output`, `output` holds the target's output matrix.
+  `shared_output`, `output` holds the target's output matrix, with
+  `single_output` their own.
 
   Args:
     config: their shape.
@@ -131,7 +142,7 @@ class MedusaHeads(_heads.Heads):
     )
     self.output = (
       _heads.Output(config, dtype=dtype, rngs=rngs)
-      if config.shared_output
+      if config.one_output
       else None
     )
 
@@ -164,8 +175,8 @@ class MedusaHeads(_heads.Heads):
   def unroll(self, features: Array, tokens: Array) -> Array:
     """See `HeadsFn.unroll`.
 
-    Without a shared output matrix Y is E + 1: the last entry is the number of
-    the head, which says by whose matrix the state is to be scored.
+    Without one output matrix for all Y is E + 1: the last entry is the number
+    of the head, which says by whose matrix the state is to be scored.
     """
     del tokens
     states = jnp.stack(

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import runpy
 from typing import Any
 
 import gguf
@@ -222,3 +223,10 @@ def make_tiny():
 def bfloat16():
   """NumPy's bf16, without JAX and without torch."""
   return np.dtype(ml_dtypes.bfloat16)
+
+
+@pytest.fixture(scope="session")
+def write_torch():
+  """`write_torch(path, {name: array})` writes what torch.save does."""
+  file = pathlib.Path(__file__).with_name("test_torch_file.py")
+  return runpy.run_path(str(file))["write"]

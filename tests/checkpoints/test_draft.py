@@ -10,6 +10,7 @@ import pytest
 import safetensors.numpy
 
 from ldjax import checkpoints, models, testing
+from ldjax.checkpoints import _write
 
 W, V, E = 11, 31, 24
 _TARGET = checkpoints.DraftTarget("tiny", E, V, 2)
@@ -283,7 +284,6 @@ def _ids(change):
     (_ids(lambda x: np.where(x == 7, 30, x)), "token_ids holds 30 more than"),
     (_ids(lambda x: x[:-1]), r"'token_ids' has shape \(10,\)"),
     (_ids(lambda x: x.astype(np.float32)), "'token_ids' is of type F32"),
-    (_ids(lambda x: x.astype(np.int64)), "'token_ids' is of type I64"),
   ],
 )
 def test_tensors_that_are_wrong(folder, read, change, message):
@@ -346,11 +346,11 @@ def test_write_checks_what_stands_beside(tmp_path):
 
 
 def test_an_interrupted_write_leaves_the_old_draft(folder, read, monkeypatch):
-  def stop(*args):
+  def stop(*args, **options):
     raise KeyboardInterrupt
 
   before = read(folder)
-  monkeypatch.setattr(safetensors.numpy, "save_file", stop)
+  monkeypatch.setattr(_write, "write_safetensors", stop)
   with pytest.raises(KeyboardInterrupt):
     checkpoints.write_draft(
       folder, _RECURRENT, _random(_RECURRENT, 1), target=_TARGET
@@ -382,11 +382,11 @@ def test_medusa_folders_are_drafts_too(tmp_path, target, read, shared):
   (tmp_path / "medusa_lm_head.safetensors").rename(
     tmp_path / "medusa_lm_head.pt"
   )
-  with pytest.raises(ValueError, match="PyTorch pickles are not read"):
+  with pytest.raises(ValueError, match="not a whole file of torch"):
     read(tmp_path)
 
 
 def test_medusa_layout_has_no_map(tmp_path):
   config = _CONFIGS[0]
-  with pytest.raises(ValueError, match=r"11 of 31 tokens.* use write_draft"):
+  with pytest.raises(ValueError, match=r"target_vocab_size is 31.* write_dr"):
     checkpoints.write_medusa(tmp_path / "new", config, _random(config))

@@ -310,6 +310,37 @@ def test_index_and_shards_disagree(tmp_path, make_tiny):
     checkpoints.read(folder)
 
 
+def test_a_stray_shard(tmp_path, make_tiny):
+  folder = make_tiny().folder(tmp_path, shards=2)
+  (folder / "consolidated.safetensors").write_bytes(b"")  # another's business
+  checkpoints.read(folder)
+  (folder / "model-00003-of-00003.safetensors").write_bytes(b"")
+  with pytest.raises(ValueError, match=r"00003-of-00003.*does not name this"):
+    checkpoints.read(folder)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_pytorch_files(tmp_path, make_tiny, write_torch, shards, bfloat16):
+  tiny = make_tiny(bfloat16, tie_word_embeddings=False)
+  folder = tiny.folder(tmp_path, shards)
+  names = {}
+  for file in list(folder.glob("model*.safetensors")):
+    name = file.name.replace("model", "pytorch_model", 1)
+    names[file.name] = name.replace("safetensors", "bin")
+    with safetensors.safe_open(file, "np") as tensors:
+      part = {key: tiny.weights[key] for key in tensors.keys()}  # noqa: SIM118
+    write_torch(folder / names[file.name], part)
+    file.unlink()
+  index = folder / "model.safetensors.index.json"
+  if shards > 1:
+    text = index.read_text()
+    for old, new in names.items():
+      text = text.replace(old, new)
+    (folder / "pytorch_model.bin.index.json").write_text(text)
+    index.unlink()
+  tiny.check(checkpoints.read(folder).params)
+
+
 @pytest.mark.parametrize("keep", [0, 5, 100, -3])
 def test_truncated_safetensors(tmp_path, make_tiny, keep):
   file = make_tiny().folder(tmp_path) / "model.safetensors"
@@ -321,10 +352,10 @@ def test_truncated_safetensors(tmp_path, make_tiny, keep):
 def test_folders_without_weights(tmp_path, make_tiny):
   folder = make_tiny().folder(tmp_path)
   (folder / "model.safetensors").unlink()
-  with pytest.raises(FileNotFoundError, match=r"no model\.safetensors"):
+  with pytest.raises(FileNotFoundError, match=r"no weights; model\.saf"):
     checkpoints.read(folder)
   (folder / "pytorch_model.bin").write_bytes(b"")
-  with pytest.raises(FileNotFoundError, match=r"pytorch_model\.bin.*convert"):
+  with pytest.raises(ValueError, match=r"pytorch_model\.bin: not a whole file"):
     checkpoints.read(folder)
   (folder / "config.json").write_text("{")
   with pytest.raises(ValueError, match=r"config\.json: not readable as JSON"):

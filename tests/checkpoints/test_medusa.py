@@ -1,5 +1,6 @@
 """Medusa heads: the published layouts, and configurations that are wrong."""
 
+import dataclasses
 import json
 import warnings
 
@@ -113,13 +114,152 @@ def test_strictness(tmp_path, change, message):
     checkpoints.read_medusa(tmp_path)
 
 
-def test_files_that_are_missing_or_pickled(tmp_path):
+def _vllm(folder, heads, layers, *, single, ids=None, bias=True, prefix=""):
+  """vLLM's layout, by a loop of its own."""
+  rng = np.random.default_rng(7)
+  width, vocab = 6, 11 if ids is None else len(ids)
+  tensors = {}
+  for i in range(heads):
+    for j in range(layers):
+      tensors[f"blocks.{i}.layers.{j}.weight"] = rng.normal(size=(width, width))
+      if bias:
+        tensors[f"blocks.{i}.layers.{j}.bias"] = rng.normal(size=width)
+    if not single:
+      tensors[f"lm_heads.{i}.weight"] = rng.normal(size=(vocab, width))
+  if single:
+    tensors["lm_head.weight"] = rng.normal(size=(vocab, width))
+  tensors = {prefix + k: v.astype(np.float32) for k, v in tensors.items()}
+  if ids is not None:
+    tensors[prefix + "token_map"] = np.array(ids)
+  folder.mkdir(parents=True, exist_ok=True)
+  safetensors.numpy.save_file(tensors, folder / "model.safetensors")
+  says = {"num_heads": heads, "num_hidden_layers": layers, "vocab_size": 11}
+  (folder / "config.json").write_text(json.dumps(says))
+  return tensors
+
+
+@pytest.mark.parametrize("prefix", ["", "medusa_heads."])
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("ids", [None, [7, 2, 10]])
+def test_vllm_layout(tmp_path, single, ids, prefix):
+  tensors = _vllm(tmp_path, 2, 1, single=single, ids=ids, prefix=prefix)
+  with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    config, params = checkpoints.read_medusa(tmp_path)
+  assert config == models.MedusaConfig(
+    num_heads=2,
+    num_layers=1,
+    hidden_size=6,
+    vocab_size=11 if ids is None else 3,
+    single_output=single,
+    target_vocab_size=None if ids is None else 11,
+  )
+  for i in range(2):
+    block = params["heads"][i]["blocks"][0]
+    for part in ("weight", "bias"):
+      name = f"{prefix}blocks.{i}.layers.0.{part}"
+      np.testing.assert_array_equal(block[part], tensors[name])
+    matrix = params["output"] if single else params["heads"][i]["lm_head"]
+    name = "lm_head" if single else f"lm_heads.{i}"
+    np.testing.assert_array_equal(
+      matrix["weight"], tensors[f"{prefix}{name}.weight"]
+    )
+  if ids is not None:
+    assert params["token_ids"].tolist() == ids
+  # Back again, bit by bit.
+  checkpoints.write_medusa(tmp_path / "b", config, params, layout="vllm")
+  again = safetensors.numpy.load_file(tmp_path / "b" / "model.safetensors")
+  assert {prefix + name for name in again} == set(tensors)
+  for name, value in again.items():
+    np.testing.assert_array_equal(value, tensors[prefix + name])
+    assert value.dtype == tensors[prefix + name].dtype
+  assert checkpoints.read_medusa(tmp_path / "b")[0] == config
+
+
+def test_vllm_without_biases(tmp_path):
+  _vllm(tmp_path, 2, 2, single=False, bias=False)
+  _, params = checkpoints.read_medusa(tmp_path)
+  for i in range(2):
+    for j in range(2):
+      assert not np.any(params["heads"][i]["blocks"][j]["bias"])
+
+
+def test_vllm_config_that_is_wrong(tmp_path):
+  _vllm(tmp_path, 2, 1, single=True)
+  (tmp_path / "config.json").write_text('{"num_heads": 5}')
+  with pytest.warns(UserWarning, match="medusa_num_heads is 5.* holds 2 heads"):
+    checkpoints.read_medusa(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ("ids", "message"),
+  [
+    ([7, 2, 11], "holds 11; the target's ids are 0 to 10"),
+    ([7, 7, 2], "holds 7 more than once"),
+  ],
+)
+def test_a_map_of_ids_that_is_wrong(tmp_path, ids, message):
+  _vllm(tmp_path, 1, 1, single=False, ids=ids)
+  with pytest.raises(ValueError, match=message):
+    checkpoints.read_medusa(tmp_path)
+
+
+def test_a_map_needs_the_size_of_the_vocabulary(tmp_path):
+  _vllm(tmp_path, 1, 1, single=False, ids=[3, 4])
+  (tmp_path / "config.json").unlink()
+  with pytest.raises(ValueError, match=r"guess 2 tokens of a voc.*vocab_size"):
+    checkpoints.read_medusa(tmp_path)
+  config, _ = checkpoints.read_medusa(tmp_path, vocab_size=9)
+  assert config.target_vocab_size == 9
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("shared", [False, True])
+def test_medusa_2(tmp_path, make_tiny, shards, shared):
+  tiny = make_tiny(medusa_num_heads=2)
+  heads = _write(tmp_path / "heads", 2, 1, shared=shared, width=32, vocab=31)
+  added = {f"medusa_head.{name}": value for name, value in heads.items()}
+  whole = dataclasses.replace(tiny, weights={**tiny.weights, **added})
+  folder = whole.folder(tmp_path / "model", shards)
+  tiny.check(checkpoints.read(folder).params)
+  config, params = checkpoints.read_medusa(folder)
+  alone, wanted = checkpoints.read_medusa(tmp_path / "heads", vocab_size=31)
+  assert config == alone
+  jax.tree.map(np.testing.assert_array_equal, params, wanted)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_pytorch_file(tmp_path, write_torch, shared):
+  tensors = _write(tmp_path / "a", 2, 1, shared=shared)
+  (tmp_path / "b").mkdir()
+  write_torch(tmp_path / "b" / "medusa_lm_head.pt", tensors)
+  config, params = checkpoints.read_medusa(tmp_path / "b", vocab_size=11)
+  alone, wanted = checkpoints.read_medusa(tmp_path / "a", vocab_size=11)
+  assert config == alone
+  jax.tree.map(np.testing.assert_array_equal, params, wanted)
+
+
+def test_layouts_that_cannot_hold_the_heads(tmp_path):
+  sizes = {"num_heads": 1, "num_layers": 0, "hidden_size": 6, "vocab_size": 3}
+  for layout, change, message in (
+    ("medusa", {"single_output": True}, "single_output is True"),
+    ("medusa", {"target_vocab_size": 9}, "target_vocab_size is 9"),
+    ("vllm", {"shared_output": True}, "use layout='medusa'"),
+    ("torch", {}, "layout is 'torch'; known are 'medusa', 'vllm'"),
+  ):
+    config = models.MedusaConfig(**sizes, **change)
+    with pytest.raises(ValueError, match=message):
+      checkpoints.write_medusa(tmp_path / "x", config, {}, layout=layout)
+  assert not (tmp_path / "x").exists()
+
+
+def test_files_that_are_missing_or_damaged(tmp_path):
   with pytest.raises(FileNotFoundError, match="no such folder"):
     checkpoints.read_medusa(tmp_path / "absent")
   with pytest.raises(FileNotFoundError, match=r"medusa_lm_head\.safetensors"):
     checkpoints.read_medusa(tmp_path)
   (tmp_path / "medusa_lm_head.pt").write_bytes(b"\x80")
-  with pytest.raises(ValueError, match=r"\.pt: PyTorch pickles.*save_file"):
+  with pytest.raises(ValueError, match=r"\.pt: not a whole file of torch"):
     checkpoints.read_medusa(tmp_path)
   file = tmp_path / "medusa_lm_head.safetensors"
   safetensors.numpy.save_file({"fc.weight": np.ones((2, 2))}, file)

@@ -102,8 +102,10 @@ _ONE, _TWO = "0" * 39 + "1", "0" * 39 + "2"
 def test_repositories_in_an_offline_cache(hub, make_tiny):
   one = make_tiny().folder(hub("org/name", _ONE, main=_ONE, old=_TWO))
   two = make_tiny().folder(hub("org/name", _TWO), shards=3)
-  pickled = make_tiny().folder(hub("org/pickled", _ONE, main=_ONE))
-  (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
+  torch = make_tiny().folder(hub("org/torch", _ONE, main=_ONE))
+  (torch / "model.safetensors").rename(torch / "pytorch_model.bin")
+  bare = make_tiny().folder(hub("org/bare", _ONE, main=_ONE))
+  (bare / "model.safetensors").unlink()
   part = make_tiny().folder(hub("org/part", _ONE, main=_ONE), shards=3)
   (part / "model-00002-of-00003.safetensors").unlink()
   other = make_tiny(model_type="mixtral").folder(
@@ -116,20 +118,19 @@ def test_repositories_in_an_offline_cache(hub, make_tiny):
     "org/name@main",
     "org/name@old",
     f"org/name@{_TWO}",
+    "org/torch",
     "org/name@new",
-    "org/pickled",
+    "org/bare",
     "org/part",
     "org/moe",
     "org/empty",
     "org/other",
   )
-  paths = [pathlib.Path(line) for line in found[:4]]
-  assert paths == [one, one, two, two]
-  refused = [line.removeprefix("refused: ") for line in found[4:]]
+  paths = [pathlib.Path(line) for line in found[:5]]
+  assert paths == [one, one, two, two, torch]
+  refused = [line.removeprefix("refused: ") for line in found[5:]]
   assert "'org/name@new' is no file or folder here" in refused[0]
-  assert "'org/pickled' has no model.safetensors" in refused[1]
-  assert "pickles (.bin) are not read" in refused[1]
-  assert "save_pretrained" in refused[1]
+  assert "'org/bare' has no model.safetensors and no pytorch" in refused[1]
   assert "'org/part' has no model-00002-of-00003" in refused[2]
   assert "resolve it again with access to the hub" in refused[2]
   assert "model_type is 'mixtral'" in refused[3]

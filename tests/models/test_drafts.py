@@ -37,6 +37,7 @@ _MEDUSA = models.MedusaConfig(
 _CONFIGS = {
   "medusa": _MEDUSA,
   "medusa-shared": dataclasses.replace(_MEDUSA, shared_output=True),
+  "medusa-single": dataclasses.replace(_MEDUSA, single_output=True),
   "hydra": dataclasses.replace(_HYDRA, vocab_size=V, target_vocab_size=None),
   "hydra-shared": dataclasses.replace(_HYDRA, shared_output=True),
   "recurrent": _RECURRENT,
