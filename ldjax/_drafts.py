@@ -246,6 +246,25 @@ def _shipped(model_name: str) -> pathlib.Path | None:
   return folder if folder.is_dir() else None
 
 
+def medusa_heads_of(model_name: str) -> pathlib.Path:
+  """The folder of the Medusa heads that come with ldjax for a model.
+
+  Args:
+    model_name: `LanguageModel.name`.
+
+  Raises:
+    ValueError: for a model for which there are none.
+  """
+  folder = _shipped(model_name)
+  heads = None if folder is None else folder.with_name(f"{folder.name}-medusa")
+  if heads is None or not heads.is_dir():
+    raise ValueError(
+      f"no Medusa heads come with ldjax for {model_name!r}; name a folder,"
+      " medusa2:FOLDER"
+    )
+  return heads
+
+
 def read(
   draft: Draft,
   tree: Tree | None,

@@ -284,8 +284,9 @@ class Engine:
   def _finish(
     self, at: int, row: _row.Row, reason: str
   ) -> _generation.Generation:
+    whole = self.model.max_len if self.model.preallocates else 0
     used = sum(
-      -(-(each.known - 1) // self.model.page_size)
+      -(-max(each.known - 1, whole) // self.model.page_size)
       for each in self.rows
       if _runs(each)
     )

@@ -77,6 +77,9 @@ class LanguageModel:
   """Lengths in which prompts are read, ascending; one compile each."""
   mesh: jax.sharding.Mesh | None = None
   """The devices it is spread over; None for the default one."""
+  preallocates: bool = False
+  """Whether a sequence is counted as taking `max_len` positions of the cache
+  from the start."""
 
   @property
   def draft(self) -> decoding.DraftFn:
@@ -342,5 +345,6 @@ def with_draft(
   return dataclasses.replace(
     model,
     params=decoding.DecoderParams(target_params, weights),
+    preallocates=False,
     **_rungs(drafts, functools.partial(decoder_with, model)),
   )

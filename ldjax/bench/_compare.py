@@ -16,7 +16,15 @@ from typing import Any, TypeAlias
 
 import jax
 
-from ldjax import _engine, _generate, _generation, _settings, assemble
+from ldjax import (
+  _drafts,
+  _engine,
+  _generate,
+  _generation,
+  _settings,
+  assemble,
+  contrib,
+)
 from ldjax.bench import _margin
 
 BASELINE = "autoregressive"
@@ -30,8 +38,10 @@ def make_methods(
 
   Args:
     model: as `generate` would use it; that is the method `ldjax`.
-    names: `autoregressive`, `ngram`, `ldjax`, or a folder with draft heads
-      (called by the folder's name).
+    names: `autoregressive`, `ngram`, `ldjax`, `medusa2` (see
+      `contrib.as_medusa2`) with the heads that come with ldjax for the model
+      or `medusa2:FOLDER` with others, or a folder with draft heads (called by
+      the folder's name).
 
   Raises:
     ValueError: for an unknown name, with the known ones, or one given twice.
@@ -44,13 +54,16 @@ def make_methods(
       label, method = name, assemble.with_draft(model, "ngram")
     elif name == "ldjax":
       label, method = name, model
+    elif name == "medusa2" or name.startswith("medusa2:"):
+      folder = name.partition(":")[2] or _drafts.medusa_heads_of(model.name)
+      label, method = "medusa2", contrib.as_medusa2(model, folder)
     elif pathlib.Path(name).is_dir():
       label = pathlib.Path(name).name
       method = assemble.with_draft(model, name)
     else:
       raise ValueError(
-        f"no method is called {name!r}; there are {BASELINE}, ngram, ldjax, or"
-        " the folder of a draft"
+        f"no method is called {name!r}; there are {BASELINE}, ngram, ldjax,"
+        " medusa2, medusa2:FOLDER, or the folder of a draft"
       )
     if label in methods:
       raise ValueError(f"method {label} is there twice")

@@ -1,5 +1,8 @@
 """Accepting is a walk: draw, step to the child that carries it, draw there."""
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -8,6 +11,8 @@ from ldjax import _base, typing
 from ldjax import sampling as sampling_lib
 
 Array = typing.Array
+Rule: TypeAlias = Callable[..., _base.Acceptance]
+"""What `accept` is: same arguments, same result."""
 
 
 def _logprob(logits: Array, token: Array, wanted: Array) -> Array:

@@ -174,6 +174,8 @@ def step(
   draft: _base.DraftFn,
   params: _base.DecoderParams,
   state: DecodeState,
+  *,
+  accept: _acceptance.Rule = _acceptance.accept,
 ) -> tuple[DecodeState, _base.Round]:
   """Takes one round on all running rows."""
   context = _base.DraftContext(state.tokens, state.length, state.sampling)
@@ -197,7 +199,7 @@ def step(
     )
     scores = target.score(params.target, output.hidden)
   active = state.status == Status.RUNNING
-  walk = _acceptance.accept(
+  walk = accept(
     scores,
     candidates,
     state.sampling,
@@ -229,6 +231,8 @@ def prefill(
   state: DecodeState,
   rows: Array,
   chunk: int,
+  *,
+  accept: _acceptance.Rule = _acceptance.accept,
 ) -> tuple[DecodeState, _base.Round]:
   """Reads the next `chunk` known tokens of `rows`; draws at their end."""
   done = state.cache.length[rows]
@@ -255,7 +259,7 @@ def prefill(
     jnp.full((rows.shape[0], 1), -1, jnp.int32),
     jnp.full((rows.shape[0], 1), -1, jnp.int32),
   )
-  walk = _acceptance.accept(
+  walk = accept(
     scores,
     root,
     jax.tree.map(lambda x: x[rows], state.sampling),

@@ -11,7 +11,7 @@ from jax import lax
 
 from ldjax import _base, typing
 from ldjax import sampling as sampling_lib
-from ldjax.decoding import _draft, _round, _rows, _state
+from ldjax.decoding import _acceptance, _draft, _round, _rows, _state
 
 Array = typing.Array
 
@@ -59,6 +59,7 @@ def speculative(
   *,
   max_len: int,
   chunk: int = 64,
+  accept: _acceptance.Rule = _acceptance.accept,
 ) -> _base.Decoder:
   """Builds exact speculative decoding from a target, a draft and a cache.
 
@@ -74,6 +75,8 @@ def speculative(
     max_len: S, the most tokens of a row, prompt included; the cache must hold
       `max_len - 1`.
     chunk: tokens of a prompt that `init` reads at a time.
+    accept: the rule by which a round accepts; with any other than this one the
+      text is another one.
 
   Returns:
     `Decoder`; nothing in it is jitted.
@@ -125,7 +128,7 @@ def speculative(
     if value < 1:
       raise ValueError(f"{name} is {value}; it must be at least 1")
 
-  return _speculative(target, draft, init_cache, max_len, chunk)
+  return _speculative(target, draft, init_cache, max_len, chunk, accept)
 
 
 @functools.lru_cache(maxsize=64)
@@ -135,9 +138,10 @@ def _speculative(
   init_cache: Callable[[int], Any],
   max_len: int,
   chunk: int,
+  accept: _acceptance.Rule,
 ) -> _base.Decoder:
   empty = functools.partial(_rows.empty, draft, init_cache, max_len)
-  prefill = functools.partial(_round.prefill, target, draft)
+  prefill = functools.partial(_round.prefill, target, draft, accept=accept)
 
   def init(
     params: _base.DecoderParams,
@@ -195,7 +199,7 @@ def _speculative(
 
   return _base.Decoder(
     init=init,
-    step=functools.partial(_round.step, target, draft),
+    step=functools.partial(_round.step, target, draft, accept=accept),
     empty=empty,
     admit=_rows.admit,
     prefill=prefill,

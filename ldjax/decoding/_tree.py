@@ -173,6 +173,20 @@ class TokenTree:
     """The rank of each node among its depth's candidates, 0 for the root."""
     return (0, *(path[-1] for path in self.paths))
 
+  def cut(self, depth: int) -> Self:
+    """The tree without the nodes deeper than `depth`.
+
+    Args:
+      depth: at least 0.
+
+    Example:
+      >>> TokenTree.medusa("mc_sim_7b_63").cut(1).size
+      11
+    """
+    return dataclasses.replace(
+      self, paths=tuple(path for path in self.paths if len(path) <= depth)
+    )
+
   def _labels(self) -> list[str]:
     return ["root", *map(str, self.ranks[1:])]
 

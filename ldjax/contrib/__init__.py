@@ -1,0 +1,5 @@
+"""Other people's ways of decoding, faithfully, to be compared with."""
+
+from ldjax.contrib._medusa2 import as_medusa2, typical_accept
+
+__all__ = ["as_medusa2", "typical_accept"]
