@@ -1,6 +1,7 @@
 """Tokenizers, chat templates, and text from a stream of tokens."""
 
 from ldjax.text._load import load_tokenizer
+from ldjax.text._save import save_tokenizer
 from ldjax.text._stream import StreamingDetokenizer
 from ldjax.text._token_text import token_text
 from ldjax.text._tokenizer import Tokenizer
@@ -11,5 +12,6 @@ __all__ = [
   "Tokenizer",
   "Transcript",
   "load_tokenizer",
+  "save_tokenizer",
   "token_text",
 ]

@@ -83,6 +83,21 @@ class Tokenizer:
     return self.backend.get_vocab_size(with_added_tokens=True)
 
   @property
+  def add_bos(self) -> bool:
+    """Whether the model wants a BOS in front of a text."""
+    return self._add_bos
+
+  @property
+  def special(self) -> dict[str, str]:
+    """Texts of special tokens for the template (`bos_token`, …)."""
+    return dict(self._special)
+
+  @property
+  def chat_template(self) -> str | None:
+    """The template's Jinja2 source, if the model has one."""
+    return self._chat_template
+
+  @property
   def has_chat_template(self) -> bool:
     """Whether `chat` works."""
     return self._chat_template is not None
