@@ -209,6 +209,7 @@ def _heads(
   max_len: int,
   progress: Progress | None,
   place: Any,
+  of_model: str | None = None,
 ) -> Drafts:
   if not folder.exists():
     raise FileNotFoundError(
@@ -228,7 +229,11 @@ def _heads(
   name = str(folder)
   if topology is not None:
     return _fixed(name, decoding.static_tree(heads, topology), **weights)
-  trees = _trees(heads, file.calibration or {}, folder)
+  if of_model is not None:
+    published = medusa_tree(of_model, heads.depth)
+    trees = [Proposal(decoding.static_tree(heads, published), None)]
+  else:
+    trees = _trees(heads, file.calibration or {}, folder)
   size = _MAIN_SIZE if file.calibration else trees[-1].draft.size
   root = decoding.root_only(trees[-1].draft)
   return _adaptive(name, root, trees, size, **weights)
@@ -244,6 +249,25 @@ def _shipped(model_name: str) -> pathlib.Path | None:
   # A folder on disk, as installed; a zipped package has none.
   folder = pathlib.Path(str(found))
   return folder if folder.is_dir() else None
+
+
+def medusa_tree(model_name: str, depth: int) -> decoding.TokenTree:
+  """The tree that Medusa's reference code picks for a model, by its name.
+
+  Args:
+    model_name: of the target.
+    depth: tokens that the heads guess ahead; deeper nodes are left out.
+
+  Source: FasterDecoding/Medusa, its `get_medusa_choice`.
+  """
+  name, tree = model_name.lower(), "mc_sim_7b_63"
+  if "zephyr" in name:
+    tree = "zephyr_stage2"
+  if "vicuna" in name:
+    for size in ("7b", "13b", "33b"):
+      if size in name:
+        tree = f"vicuna_{size}_stage2"
+  return decoding.TokenTree.medusa(tree).cut(depth)
 
 
 def medusa_heads_of(model_name: str) -> pathlib.Path:
@@ -273,6 +297,7 @@ def read(
   config: models.TransformerConfig,
   dtype: Any,
   max_len: int,
+  file: pathlib.Path | None = None,
   progress: Progress | None = None,
   place: Any = None,
 ) -> Drafts:
@@ -286,6 +311,7 @@ def read(
     config: of the target.
     dtype: of the weights.
     max_len: the most tokens of a sequence.
+    file: of the target, for `"auto"`: a Medusa-2 model brings its own heads.
     progress: called with a line of text as reading goes on.
     place: (path, host array) -> array, puts each parameter where it belongs.
 
@@ -298,13 +324,15 @@ def read(
   """
   if isinstance(tree, str) and tree == "auto":
     tree = None
+  of_model = None
   if isinstance(draft, decoding.DraftFn):
     if tree is not None:
       raise ValueError("a DraftFn has a tree of its own; leave out tree")
     return _own(draft)
   if draft == "auto":
-    shipped = _shipped(model_name)
-    draft = "ngram" if shipped is None else shipped
+    draft = _shipped(model_name) or "ngram"
+    if file is not None and checkpoints.has_medusa_heads(file):
+      draft, of_model = file, model_name
   if draft == "ngram":
     return _ngram(tree)
   if draft in (None, "none"):
@@ -312,7 +340,7 @@ def read(
       raise ValueError(f"draft 'none' takes no tree, but tree is {tree!r}")
     return _fixed("none", decoding.root_only())
   folder = pathlib.Path(str(draft))
-  return _heads(folder, tree, config, dtype, max_len, progress, place)
+  return _heads(folder, tree, config, dtype, max_len, progress, place, of_model)
 
 
 def borrow(drafts: Drafts, target_params: Any) -> Any:

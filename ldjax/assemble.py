@@ -206,8 +206,9 @@ def load(
       `"demo"` for SmolLM2-135M-Instruct (fetched once, 94 MB).
     draft: `"ngram"` (no weights), `"none"` or None for plain decoding, a
       folder with draft heads (ldjax's or Medusa's), a `DraftFn` of your own
-      (see `with_draft` for its weights), or `"auto"`: the heads that come with
-      ldjax for this model if there are any, else `"ngram"`. The text is the
+      (see `with_draft` for its weights), or `"auto"`: the model's own heads
+      if it is a Medusa-2 folder, the heads that come with ldjax for it if there
+      are any, else `"ngram"`. The text is the
       same with any of them.
     tree: what the draft proposes, see `parse_tree`; `"auto"` or None for a
       ladder of sizes, among which each round's is chosen by how drafts fare
@@ -274,6 +275,7 @@ def load(
     config=config,
     dtype=dtype,
     max_len=max_len,
+    file=file,
     progress=progress,
     place=place,
   )

@@ -8,7 +8,11 @@ from ldjax.checkpoints._draft import (
   write_draft,
 )
 from ldjax.checkpoints._gguf_file import read_gguf_metadata
-from ldjax.checkpoints._medusa import read_medusa, write_medusa
+from ldjax.checkpoints._medusa import (
+  has_medusa_heads,
+  read_medusa,
+  write_medusa,
+)
 from ldjax.checkpoints._read import Checkpoint, read, read_config
 from ldjax.checkpoints._resolve import resolve
 from ldjax.checkpoints._state import restore_state, save_state
@@ -19,6 +23,7 @@ __all__ = [
   "DraftTarget",
   "cache_folder",
   "fetch_demo",
+  "has_medusa_heads",
   "read",
   "read_config",
   "read_draft",

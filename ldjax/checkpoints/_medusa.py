@@ -92,8 +92,24 @@ def _find(reader: _weights.Reader, folder: pathlib.Path) -> _Found:
   return _Found(heads or tensors, folder, says)
 
 
-def has_heads(folder: pathlib.Path) -> bool:
-  """Whether a model's folder holds Medusa heads as well, by its tensors."""
+def has_medusa_heads(path: str | os.PathLike[str]) -> bool:
+  """Whether a model's folder holds Medusa heads as well, by its tensors.
+
+  Args:
+    path: of a model; anything but a folder of weights holds none.
+
+  Raises:
+    FileNotFoundError: for a folder with a shard missing.
+    ValueError: for a damaged file or index.
+
+  Example:
+    >>> import tempfile
+    >>> has_medusa_heads(tempfile.mkdtemp())
+    False
+  """
+  folder = pathlib.Path(path)
+  if not any(_weights.is_there(folder, kind) for kind in _weights.FORMATS):
+    return False
   with _weights.Reader() as reader:
     tensors = _weights.offered(reader, folder)
     return any(each.name.startswith(_MODEL) for each in tensors)

@@ -15,18 +15,7 @@ from ldjax import _base, _drafts, assemble, decoding, models, sampling, typing
 Array = typing.Array
 Acceptance: TypeAlias = Literal["exact", "typical"]
 
-_DEFAULT_TREE = "mc_sim_7b_63"
 _THRESHOLD, _ALPHA = 0.09, 0.3
-
-
-def _tree_of(name: str) -> str:
-  """The tree that the reference picks for a model, by its name."""
-  name = name.lower()
-  if "vicuna" in name:
-    for size in ("7b", "13b", "33b"):
-      if size in name:
-        return f"vicuna_{size}_stage2"
-  return "zephyr_stage2" if "zephyr" in name else _DEFAULT_TREE
 
 
 @functools.lru_cache(maxsize=16)
@@ -172,8 +161,11 @@ def as_medusa2(
       " the Medusa-2 mode wants Medusa heads"
     )
   heads, _ = models.functionalize_draft(drafts.config, dtype)
-  wanted = assemble.parse_tree(_tree_of(model.name) if tree is None else tree)
-  proposes = _draft(heads, wanted.cut(heads.depth))
+  if tree is None:
+    wanted = _drafts.medusa_tree(model.name, heads.depth)
+  else:
+    wanted = assemble.parse_tree(tree).cut(heads.depth)
+  proposes = _draft(heads, wanted)
   target = _target(model.target, heads)
 
   def build(draft: _base.DraftFn) -> _base.Decoder:

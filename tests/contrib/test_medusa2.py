@@ -2,11 +2,13 @@
 
 import dataclasses
 import itertools
+import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import ldjax
 from ldjax import bench, checkpoints, contrib, decoding, models, sampling
@@ -182,3 +184,24 @@ def test_typical_acceptance_ends():
   assert walk.count.tolist() == [4, 2, 0, 3]
   assert walk.stopped.tolist() == [False, True, False, True]
   assert walk.finite.tolist() == [True] * 4
+
+
+@pytest.mark.slow
+def test_a_folder_of_both(tiny_folder, tiny_heads, tmp_path):
+  folder = tmp_path / "vicuna-7b-v1.3"
+  shutil.copytree(tiny_folder, folder)
+  weights = safetensors.numpy.load_file(folder / "model.safetensors")
+  heads = safetensors.numpy.load_file(tiny_heads / "medusa_lm_head.safetensors")
+  weights.update({f"medusa_head.{name}": x for name, x in heads.items()})
+  safetensors.numpy.save_file(weights, folder / "model.safetensors")
+  model = ldjax.load(folder)
+  tree = decoding.TokenTree.medusa("vicuna_7b_stage2").cut(2)
+  assert [rung.draft.size for rung in model.ladder] == [1, tree.size]
+  one = ldjax.generate(model, "hello", max_new_tokens=20)
+  plain = ldjax.with_draft(model, "none")
+  want = ldjax.generate(plain, "hello", max_new_tokens=20)
+  assert one.tokens == want.tokens
+  theirs = contrib.as_medusa2(plain, folder)
+  two = ldjax.generate(theirs, "hello", max_new_tokens=20)
+  assert two.tokens == want.tokens
+  assert two.mean_accepted > 1
