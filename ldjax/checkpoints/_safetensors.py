@@ -4,7 +4,7 @@ import contextlib
 import functools
 import json
 import pathlib
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ _DTYPES = {
   "F32": np.dtype(np.float32),
 }
 _INT32 = {"I32": np.dtype(np.int32)}
+_UNREAD = np.dtype(np.float32)
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
@@ -99,13 +100,18 @@ class Reader(contextlib.ExitStack):
   """Safetensors files, open while weights are read."""
 
   def tensors(
-    self, path: pathlib.Path, integers: Container[str] = ()
+    self,
+    path: pathlib.Path,
+    integers: Container[str] = (),
+    unneeded: Callable[[str], bool] = lambda name: False,
   ) -> list[_rules.Tensor]:
     """What one file offers.
 
     Args:
       path: the file.
       integers: names of tensors that must be int32; all others are floats.
+      unneeded: whether a tensor of that name will not be read and may be of
+        any type.
 
     Raises:
       ValueError: for a damaged or truncated file, or a tensor of another type.
@@ -126,7 +132,11 @@ class Reader(contextlib.ExitStack):
           path,
           piece.get_shape(),
           piece.get_dtype(),
-          _INT32 if name in integers else _DTYPES,
+          {piece.get_dtype(): _UNREAD}
+          if unneeded(name)
+          else _INT32
+          if name in integers
+          else _DTYPES,
           functools.partial(file.get_tensor, name),
         )
       )
