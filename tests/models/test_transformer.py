@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from ldjax import memory, models
+from ldjax.models import _layers
 
 _MAX_LEN = 32
 
@@ -240,6 +241,39 @@ def test_prefix_and_tree_equal_numpy(config, numpy_forward, changes):
       np.testing.assert_allclose(mine, true, rtol=0, atol=tolerance)
   # Without a draft's wishes the features are the normed states.
   np.testing.assert_array_equal(output.features, output.hidden)
+
+
+def test_what_is_not_asked_for_is_not_computed(config):
+  """Caps and scales of one family leave nothing in the programs of others."""
+
+  def tanhs(**changes):
+    changed = dataclasses.replace(config, **changes)
+    target, params = _model(changed)
+    nodes = jax.ShapeDtypeStruct((1, 3), jnp.int32)
+    text = (
+      _run(target)
+      .lower(params, nodes, nodes, nodes, _cache(changed, 1))
+      .as_text()
+    )
+    return text.count("stablehlo.tanh")
+
+  assert tanhs() == 0
+  assert tanhs(final_soft_cap=5.0) == 1
+  # In each layer one for the prefix and one for the tree.
+  assert tanhs(attn_soft_cap=5.0) == 2 * config.num_layers
+
+
+def test_norms_with_an_offset_multiply_in_float32():
+  """1 + 2^-8 is no bf16 number: rounded before the product it would be 1."""
+  norm = _layers.RMSNorm(64, eps=1e-6, dtype=jnp.bfloat16, offset=1.0)
+  assert (norm.weight[...] == 0).all()
+  norm.weight[...] = jnp.full((64,), 2.0**-8, jnp.bfloat16)
+  x = np.random.default_rng(0).normal(size=(64,)).astype(jnp.bfloat16)
+  wide = x.astype(np.float64)
+  normed = wide / np.sqrt((wide**2).mean() + 1e-6)
+  want = (normed * (1 + 2.0**-8)).astype(jnp.bfloat16)
+  assert (want != normed.astype(jnp.bfloat16)).any()
+  np.testing.assert_array_equal(norm(jnp.asarray(x)), want)
 
 
 def test_features_are_what_enters_a_layer(config, numpy_forward):
