@@ -79,9 +79,9 @@ def param_spec(
   those out of it by their input columns, so that a block communicates once
   behind its attention and once behind its MLP; embedding and output matrices
   by the vocabulary; a bias with its outputs. Heads stay whole. Everything
-  else, and what the axis does not divide, is on every device. So are the
-  blocks of Medusa heads, small beside their output matrices: each block reads
-  all of the one before.
+  else, and what the axis does not divide, is on every device: norms, learned
+  positions, and the blocks of Medusa heads, small beside their output
+  matrices, each of which reads all of the one before.
 
   Args:
     path: keys from the root of the parameters to the leaf.

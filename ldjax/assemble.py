@@ -110,6 +110,9 @@ def cache_factory(
     num_pages: P, or None for as many as the batch can need.
     dtype: of keys and values.
 
+  Raises:
+    ValueError: for more positions than the model has learned.
+
   Example:
     >>> import ldjax
     >>> config = ldjax.testing.tiny_model().config
@@ -117,6 +120,12 @@ def cache_factory(
     >>> init_cache(2).pool.num_pages
     8
   """
+  limit = config.max_position_embeddings
+  if config.learned_positions and max_len > limit:
+    raise ValueError(
+      f"max_len is {max_len}, but the model has learned {limit} positions; give"
+      " at most that"
+    )
   return functools.partial(
     _create_cache,
     max_len=max_len,

@@ -1,5 +1,6 @@
 """From files to a decoder: what load accepts, refuses and shares."""
 
+import dataclasses
 import functools
 import json
 import shutil
@@ -389,3 +390,12 @@ def test_a_draft_of_your_own(tiny, tiny_plain):
   assert have.mean_accepted > 1
   with pytest.raises(ValueError, match="a tree of its own"):
     ldjax.with_draft(tiny, draft, "chain:3")
+
+
+def test_no_more_positions_than_were_learned(tiny):
+  # A gather past the table's end would give its last row in silence.
+  config = dataclasses.replace(tiny.config, learned_positions=True)
+  assert assemble.cache_factory(config, max_len=256)
+  with pytest.raises(ValueError, match=r"max_len is 257, .* learned 256"):
+    assemble.cache_factory(config, max_len=257)
+  assert assemble.cache_factory(tiny.config, max_len=257)

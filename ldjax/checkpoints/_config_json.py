@@ -1,186 +1,15 @@
 """From a config.json, of any style and supported family, to a configuration."""
 
 import pathlib
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Container, Mapping
+from typing import Any
 
 from ldjax import models
+from ldjax.checkpoints import _config_rope, _families
+from ldjax.checkpoints._config_keys import Keys
 
 
-class _Family(NamedTuple):
-  """What a model_type stands for where its config.json is silent.
-
-  Args:
-    architecture: the only class whose weights are read.
-    fixed: fields of the configuration that no key of the file changes.
-    absent: what transformers takes for a key that is missing.
-    windows: which layers a sliding window concerns: "none", "all", "upper"
-      (from `max_window_layers` on) or "nope" (those without rotary embedding).
-    switch: whether the window needs `use_sliding_window`, and `layer_types` may
-      name the layers.
-  """
-
-  architecture: str
-  fixed: Mapping[str, Any] = {}
-  absent: Mapping[str, Any] = {}
-  windows: str = "none"
-  switch: bool = False
-
-
-_FAMILIES = {
-  "llama": _Family("LlamaForCausalLM"),
-  "mistral": _Family(
-    "MistralForCausalLM",
-    fixed={"qkv_bias": False, "o_bias": False, "mlp_bias": False},
-    absent={
-      "num_key_value_heads": 8,
-      "max_position_embeddings": 131072,
-      "sliding_window": 4096,
-    },
-    windows="all",
-  ),
-  "qwen2": _Family(
-    "Qwen2ForCausalLM",
-    fixed={"qkv_bias": True, "o_bias": False, "mlp_bias": False},
-    absent={
-      "num_key_value_heads": 32,
-      "max_position_embeddings": 32768,
-      "sliding_window": 4096,
-    },
-    windows="upper",
-    switch=True,
-  ),
-  "qwen3": _Family(
-    "Qwen3ForCausalLM",
-    fixed={"mlp_bias": False, "qk_norm": True},
-    absent={
-      "head_dim": 128,
-      "num_key_value_heads": 32,
-      "max_position_embeddings": 32768,
-      "sliding_window": 4096,
-    },
-    windows="upper",
-    switch=True,
-  ),
-  "smollm3": _Family(
-    "SmolLM3ForCausalLM",
-    absent={
-      "num_key_value_heads": 4,
-      "max_position_embeddings": 32768,
-      "rope_theta": 2000000.0,
-      "tie_word_embeddings": True,
-    },
-    windows="nope",
-    switch=True,
-  ),
-}
-
-
-class _Keys:
-  """Typed access to a config.json, with errors that name file and key."""
-
-  def __init__(
-    self, raw: Mapping[str, Any], absent: Mapping[str, Any], file: pathlib.Path
-  ):
-    self.raw = raw
-    self.absent = absent
-    self.file = file
-
-  def get(self, key: str, default: Any = None) -> Any:
-    """The value of a key; the family's for a missing one, None for a null."""
-    return self.raw[key] if key in self.raw else self.absent.get(key, default)
-
-  def integer(self, key: str, default: int | None = None) -> int:
-    value = self.get(key, default)
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int):
-      found = "missing" if value is None else repr(value)
-      raise ValueError(f"{self.file}: {key} is {found}; an integer is needed")
-    return value
-
-  def number(self, key: str, default: float) -> float:
-    value = self.get(key, default)
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float):
-      raise ValueError(f"{self.file}: {key} is {value!r}, not a number")
-    return float(value)
-
-  def flag(self, key: str) -> bool:
-    value = self.get(key)
-    if value is not None and not isinstance(value, bool):
-      raise ValueError(
-        f"{self.file}: {key} is {value!r}; true or false is needed"
-      )
-    return bool(value)
-
-  def layers(self, key: str, num_layers: int) -> list[Any] | None:
-    """A list with an entry for each layer, or None."""
-    value = self.get(key)
-    if value is None:
-      return None
-    if not isinstance(value, list) or len(value) < num_layers:
-      raise ValueError(
-        f"{self.file}: {key} is {value!r:.80}; a list with an entry for each of"
-        f" the {num_layers} layers is needed"
-      )
-    return value[:num_layers]
-
-
-def _rope(keys: _Keys) -> tuple[float, models.RopeScaling | None]:
-  # transformers 5 moved the base into `rope_parameters`; 4 has `rope_theta`
-  # beside `rope_scaling`, whose kind is `rope_type` or, older, `type`.
-  file = keys.file
-  settings = keys.get("rope_parameters") or keys.get("rope_scaling") or {}
-  if not isinstance(settings, dict):
-    raise ValueError(f"{file}: rope settings are {settings!r}, not an object")
-  if any(isinstance(value, dict) for value in settings.values()):
-    raise ValueError(
-      f"{file}: rope_parameters differ by layer type ({', '.join(settings)});"
-      " one set for all layers is supported"
-    )
-  inner = _Keys(settings, {}, file)
-  theta = inner.number("rope_theta", keys.number("rope_theta", 10000.0))
-  partial = inner.get(
-    "partial_rotary_factor", keys.get("partial_rotary_factor")
-  )
-  if partial not in (None, 1, 1.0):
-    raise ValueError(
-      f"{file}: partial_rotary_factor {partial} is not supported; only 1"
-    )
-  if keys.get("rope_interleaved"):
-    raise ValueError(f"{file}: rope_interleaved true is not supported")
-  kind = settings.get("rope_type", settings.get("type", "default"))
-  if kind == "default":
-    return theta, None
-  if kind != "llama3":
-    raise ValueError(
-      f"{file}: rope_type {kind!r} is not supported; 'default' and 'llama3' are"
-    )
-  values = {}
-  for key in (
-    "factor",
-    "low_freq_factor",
-    "high_freq_factor",
-    "original_max_position_embeddings",
-  ):
-    value = settings.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-      raise ValueError(
-        f"{file}: rope_type 'llama3' needs a number for {key!r}, found"
-        f" {value!r}"
-      )
-    values[key] = value
-  return theta, models.RopeScaling(
-    factor=float(values["factor"]),
-    low_freq_factor=float(values["low_freq_factor"]),
-    high_freq_factor=float(values["high_freq_factor"]),
-    original_max_position_embeddings=int(
-      values["original_max_position_embeddings"]
-    ),
-  )
-
-
-def _nope_layers(keys: _Keys, num_layers: int) -> tuple[int, ...]:
+def _nope_layers(keys: Keys, num_layers: int) -> tuple[int, ...]:
   # 1 stands for a layer with rotary embedding, 0 for one without.
   flags = keys.layers("no_rope_layers", num_layers)
   if flags is None:
@@ -199,8 +28,8 @@ def _nope_layers(keys: _Keys, num_layers: int) -> tuple[int, ...]:
 
 
 def _windows(
-  keys: _Keys,
-  family: _Family,
+  keys: Keys,
+  family: _families.Family,
   num_layers: int,
   nope_layers: tuple[int, ...],
 ) -> tuple[int | None, ...]:
@@ -219,7 +48,16 @@ def _windows(
   first = 0
   if size is not None and family.windows == "upper":
     first = keys.integer("max_window_layers", 28)
-  concerned = nope_layers if family.windows == "nope" else range(num_layers)
+  concerned: Container[int] = range(num_layers)
+  if family.windows == "nope":
+    concerned = nope_layers
+  elif family.windows == "pattern":
+    every = keys.integer("sliding_window_pattern")
+    if every < 1:
+      raise ValueError(
+        f"{keys.file}: sliding_window_pattern is {every}; it must be at least 1"
+      )
+    concerned = [i for i in range(num_layers) if (i + 1) % every]
   windowed = [
     size is not None and layer >= first and layer in concerned
     for layer in range(num_layers)
@@ -240,7 +78,8 @@ def _windows(
         f" {keys.get('use_sliding_window')!r} and sliding_window"
         f" {keys.get('sliding_window')!r}"
       )
-    if not family.switch and named != windowed:
+    free = family.switch or family.windows == "pattern"
+    if not free and named != windowed:
       raise ValueError(
         f"{keys.file}: layer_types differ from what a"
         f" {family.architecture} does (sliding_window {size}); layers of"
@@ -250,15 +89,15 @@ def _windows(
   return tuple(size if inside else None for inside in windowed)
 
 
-def _refuse(raw: Mapping[str, Any], file: pathlib.Path) -> _Family:
+def _refuse(raw: Mapping[str, Any], file: pathlib.Path) -> _families.Family:
   kind = raw.get("model_type")
   architectures = raw.get("architectures")
-  family = _FAMILIES.get(kind) if isinstance(kind, str) else None
+  family = _families.FAMILIES.get(kind) if isinstance(kind, str) else None
   if family is None:
     named = repr(kind) if kind is not None else "missing"
     raise ValueError(
       f"{file}: model_type is {named}; supported: "
-      + ", ".join(map(repr, _FAMILIES))
+      + ", ".join(map(repr, _families.FAMILIES))
       + f" (architectures: {architectures})"
     )
   # Early conversions spell it LLaMAForCausalLM.
@@ -277,10 +116,67 @@ def _refuse(raw: Mapping[str, Any], file: pathlib.Path) -> _Family:
       f"{file}: quantization_config ({method}) is not supported; use the"
       " unquantised model, or a GGUF file"
     )
-  act = raw.get("hidden_act", "silu")
-  if act not in ("silu", "swish"):
-    raise ValueError(f"{file}: hidden_act {act!r} is not supported; only silu")
+  for key, value in family.only.items():
+    if raw.get(key) not in (None, value):
+      raise ValueError(
+        f"{file}: {key} is {raw[key]!r}, which is not supported; only {value!r}"
+      )
   return family
+
+
+def _activation(keys: Keys, family: _families.Family) -> str:
+  for key, known in family.activations.items():
+    name = keys.raw.get(key)
+    if name is None:
+      continue
+    if name not in known:
+      raise ValueError(
+        f"{keys.file}: {key} {name!r} is not supported; only"
+        f" {' and '.join(known)}"
+      )
+    return known[name]
+  return family.fixed.get("activation", "silu")
+
+
+def _gemma(keys: Keys, hidden: int) -> dict[str, Any]:
+  """What a Gemma scales and caps; Gemma 1 knows neither scalar nor caps."""
+  fields: dict[str, Any] = {"embed_scale": hidden**0.5}
+  scalar = keys.number("query_pre_attn_scalar", 0.0)
+  if "query_pre_attn_scalar" in keys.absent:
+    if scalar <= 0:
+      raise ValueError(
+        f"{keys.file}: query_pre_attn_scalar is {scalar}; it must be above 0"
+      )
+    fields["query_scale"] = scalar**-0.5
+    for field, key in (
+      ("attn_soft_cap", "attn_logit_softcapping"),
+      ("final_soft_cap", "final_logit_softcapping"),
+    ):
+      cap = keys.get(key)
+      fields[field] = None if cap is None else keys.number(key, 0.0)
+  return fields
+
+
+def _language_model(
+  raw: Mapping[str, Any], family: _families.Family, file: pathlib.Path
+) -> Mapping[str, Any]:
+  """The object that describes the language model: the file's own, or nested."""
+  if not family.nested:
+    return raw
+  inner = raw.get(family.nested)
+  if not isinstance(inner, dict):
+    raise ValueError(
+      f"{file}: {family.nested} is {inner!r:.60}; an object is needed"
+    )
+  expected = f"{raw['model_type']}_text"
+  kind = inner.get("model_type", expected)
+  if kind != expected:
+    raise ValueError(
+      f"{file}: {family.nested} has model_type {kind!r}; only {expected!r} is"
+      " supported there"
+    )
+  _refuse({**inner, "model_type": expected, "architectures": None}, file)
+  return inner
 
 
 def parse_config(
@@ -299,47 +195,55 @@ def parse_config(
     ValueError: for what is missing, malformed or not supported.
   """
   family = _refuse(raw, file)
-  keys = _Keys(raw, family.absent, file)
+  inner = _language_model(raw, family, file)
+  keys = Keys(inner, family.absent, file, family.names)
   hidden, heads = (
     keys.integer("hidden_size"),
     keys.integer("num_attention_heads"),
   )
   if keys.get("head_dim") is None and (heads < 1 or hidden % heads):
     raise ValueError(
-      f"{file}: hidden_size {hidden} is not a multiple of num_attention_heads"
-      f" {heads}, and head_dim is not given"
+      f"{file}: {keys.name('hidden_size')} {hidden} is not a multiple of"
+      f" {keys.name('num_attention_heads')} {heads}, and head_dim is not given"
     )
-  theta, scaling = _rope(keys)
   num_layers = keys.integer("num_hidden_layers")
   nope_layers = (
     _nope_layers(keys, num_layers) if family.windows == "nope" else ()
   )
-  longest = keys.integer("max_position_embeddings", 2048)
+  fields: dict[str, Any] = {
+    "max_position_embeddings": keys.integer("max_position_embeddings", 2048)
+  }
+  if not family.fixed.get("learned_positions"):
+    fields |= _config_rope.parse(keys, family.rope)
+  if family.gemma:
+    fields |= _gemma(keys, hidden)
   windows = _windows(keys, family, num_layers, nope_layers)
-  fields = {
+  if fields.get("rope_local_theta") is None:
+    # A window as long as the model's longest text hides nothing.
+    longest = fields["max_position_embeddings"]
+    windows = tuple(
+      None if size is None or size >= longest else size for size in windows
+    )
+  fields |= {
     "qkv_bias": keys.flag("attention_bias"),
     "o_bias": keys.flag("attention_bias"),
     "mlp_bias": keys.flag("mlp_bias"),
     **family.fixed,
+    "activation": _activation(keys, family),
   }
+  wide = None if family.widening is None else family.widening * hidden
   try:
     return models.TransformerConfig(
       vocab_size=keys.integer("vocab_size"),
       hidden_size=hidden,
-      intermediate_size=keys.integer("intermediate_size"),
+      intermediate_size=keys.integer("intermediate_size", wide),
       num_layers=num_layers,
       num_heads=heads,
       num_kv_heads=keys.integer("num_key_value_heads", heads),
       head_dim=keys.integer("head_dim", hidden // heads),
-      max_position_embeddings=longest,
-      rope_theta=theta,
-      rope_scaling=scaling,
       rms_norm_eps=keys.number("rms_norm_eps", 1e-6),
       tie_word_embeddings=keys.flag("tie_word_embeddings"),
-      # A window as long as the model's longest text hides nothing.
-      windows=tuple(
-        None if size is None or size >= longest else size for size in windows
-      ),
+      windows=windows,
       nope_layers=nope_layers,
       **fields,
     )

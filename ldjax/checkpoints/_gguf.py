@@ -1,83 +1,74 @@
-"""Target models in GGUF files, architectures llama, qwen2 and qwen3.
+"""Target models in GGUF files.
 
-Files of Mistral and of SmolLM2 say llama.
+Files of Mistral and of SmolLM2 say llama. Where a file is silent about
+something, llama.cpp's reading of it counts.
 """
 
 import functools
 import pathlib
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ldjax import models
-from ldjax.checkpoints import _gguf_file, _rope_factors, _rules
-
-_BLOCK = r"blk\.(\d+)\."
-
-
-def _line(name: str, target: str, transform: str = "") -> _rules.Rule:
-  return _rules.Rule(
-    _BLOCK + name + r"\.(weight|bias)",
-    f"layers/{{0}}/{target}/{{1}}",
-    transform,
-  )
-
-
-_COMMON = (
-  _rules.Rule(r"token_embd\.weight", "embed_tokens/weight"),
-  _line("attn_norm", "input_layernorm"),
-  _line("attn_v", "self_attn/v_proj"),
-  _line("attn_output", "self_attn/o_proj"),
-  _line("ffn_norm", "post_attention_layernorm"),
-  _line("ffn_gate", "mlp/gate_proj"),
-  _line("ffn_up", "mlp/up_proj"),
-  _line("ffn_down", "mlp/down_proj"),
-  _rules.Rule(r"output_norm\.weight", "norm/weight"),
-  _rules.Rule(r"output\.weight", "lm_head/weight"),
-  # Read by the configuration, see `_rope_factors`.
-  _rules.Rule(r"rope_freqs\.weight", None),
+from ldjax.checkpoints import (
+  _gguf_file,
+  _gguf_rules,
+  _rope_factors,
+  _rules,
 )
-
-_HALVES = (
-  _line("attn_q", "self_attn/q_proj"),
-  _line("attn_k", "self_attn/k_proj"),
-)
-# For each architecture its table; only llama's q and k rows are interleaved.
-RULES = {
-  "llama": (
-    *_COMMON,
-    _line("attn_q", "self_attn/q_proj", "split_query_halves"),
-    _line("attn_k", "self_attn/k_proj", "split_key_halves"),
-  ),
-  "qwen2": (*_COMMON, *_HALVES),
-  "qwen3": (
-    *_COMMON,
-    *_HALVES,
-    _line("attn_q_norm", "self_attn/q_norm"),
-    _line("attn_k_norm", "self_attn/k_norm"),
-  ),
-}
 
 _EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
-def split_halves(array: np.ndarray, heads: int) -> np.ndarray:
-  """Puts rows back from interleaved RoPE order to two halves a head.
-
-  GGUF keeps the two halves of a llama head's rows shuffled together (0, H/2,
-  1, H/2 + 1, …); here, as in Hugging Face, the halves stand one after the
-  other.
+class _Family(NamedTuple):
+  """What an architecture stands for.
 
   Args:
-    array: `[heads * H, …]`, a weight or a bias.
-    heads: N for queries, K for keys.
-
-  Returns:
-    The rows in the other order, same shape.
+    fixed: fields of the configuration that no metadata changes.
+    window: of a layer, where the file gives none; None if it must.
+    pattern: which layers a window concerns: 0 for all, n for all but each
+      n-th; None if that can't be known.
+    large: the number of layers of the Gemma whose scores are scaled by E / N
+      instead of H, which the file does not say.
   """
-  half = array.shape[0] // heads // 2
-  paired = array.reshape(heads, half, 2, *array.shape[1:])
-  return np.moveaxis(paired, 2, 1).reshape(array.shape)
+
+  fixed: Mapping[str, Any] = {}
+  window: int | None = 0
+  pattern: int | None = None
+  large: int | None = None
+
+
+# The norms of a Gemma hold 1 + w in a file, to be multiplied in float32.
+_GEMMA = {"norm_offset": 0.0, "activation": "gelu_tanh"}
+_FAMILIES = {
+  "llama": _Family(pattern=0),
+  "qwen2": _Family({"qkv_bias": True}),
+  "qwen3": _Family({"qk_norm": True}),
+  "gemma": _Family(_GEMMA),
+  "gemma2": _Family(
+    {**_GEMMA, "output_norms": True}, window=4096, pattern=2, large=46
+  ),
+  "gemma3": _Family(
+    {**_GEMMA, "output_norms": True, "qk_norm": True},
+    window=None,
+    pattern=6,
+    large=62,
+  ),
+  "phi3": _Family(window=None, pattern=0),
+  "gpt2": _Family(
+    {
+      "learned_positions": True,
+      "norm": "layer",
+      "activation": "gelu_tanh",
+      "mlp_gate": False,
+      "qkv_bias": True,
+      "o_bias": True,
+      "mlp_bias": True,
+    }
+  ),
+}
 
 
 class _Metadata:
@@ -124,7 +115,7 @@ def _refuse(data: _Metadata) -> None:
       " mixtures of experts are not supported"
     )
   kind = data.get("rope.scaling.type")
-  if kind not in (None, "none"):
+  if kind not in (None, "none") and (data.arch, kind) != ("gemma3", "linear"):
     raise ValueError(
       f"{path}: {data.arch}.rope.scaling.type {kind!r} is not supported;"
       " 'none' is, and the llama3 stretch (rope_freqs.weight)"
@@ -137,19 +128,32 @@ def _refuse(data: _Metadata) -> None:
     )
 
 
-def _windows(data: _Metadata) -> tuple[int | None, ...]:
-  window = data.integer("attention.sliding_window", 0)
-  if not 0 < window < data.integer("context_length"):
+def _windows(data: _Metadata, longest: int) -> tuple[int | None, ...]:
+  path, family = data.contents.path, _FAMILIES[data.arch]
+  window = data.get("attention.sliding_window")
+  if window is None and family.window is None:
+    raise ValueError(
+      f"{path}: metadata {data.arch}.attention.sliding_window is missing; this"
+      " file is of an early converter, use a newer one or the Hugging Face"
+      " folder"
+    )
+  window = data.integer("attention.sliding_window", family.window)
+  # Where layers without a window have another rotary base it stays.
+  if window < 1 or (window >= longest and data.arch != "gemma3"):
     return ()
   pattern = data.get("attention.sliding_window_pattern")
-  if data.arch != "llama" or pattern is not None:
+  if family.pattern is None or pattern not in (None, family.pattern):
     # Mistral's window is every layer's; a Qwen's is that of some layers only.
     raise ValueError(
-      f"{data.contents.path}: {data.arch}.attention.sliding_window is {window},"
+      f"{path}: {data.arch}.attention.sliding_window is {window},"
       " and the file does not say for which layers in a way that is supported;"
       " use the Hugging Face folder"
     )
-  return (window,) * data.integer("block_count")
+  every = family.pattern
+  return tuple(
+    None if every and not (layer + 1) % every else window
+    for layer in range(data.integer("block_count"))
+  )
 
 
 def _head_dim(data: _Metadata, hidden: int, heads: int) -> int:
@@ -174,6 +178,60 @@ def _head_dim(data: _Metadata, hidden: int, heads: int) -> int:
   return int(size)
 
 
+def _rope(
+  data: _Metadata, tensors: Mapping[str, Any], head_dim: int
+) -> dict[str, Any]:
+  """Fields of the configuration about rotary embedding."""
+  contents = data.contents
+  theta = data.number("rope.freq_base", 10000.0)
+  fields: dict[str, Any] = {"rope_theta": float(theta)}
+  factors = tensors.get("rope_freqs.weight")
+  if factors is not None:
+    fields["rope_scaling"] = _rope_factors.recover(
+      _gguf_file.dequantize(contents, factors),
+      theta,
+      head_dim,
+      data.get("rope.scaling.original_context_length"),
+      str(contents.path),
+    )
+  if data.arch == "gemma3":
+    fields["rope_local_theta"] = data.number("rope.freq_base_swa", 10000.0)
+    if data.get("rope.scaling.type") == "linear":
+      factor = float(data.number("rope.scaling.factor"))
+      fields["rope_scaling"] = models.LinearRopeScaling(factor=factor)
+  short = tensors.get("rope_factors_short.weight")
+  if short is not None:
+    # The long factors would turn keys that are cached already, see
+    # `_config_rope`: the model is read as one of its first context.
+    values = _gguf_file.dequantize(contents, short).reshape(-1)
+    fields["rope_scaling"] = models.RopeFactors(
+      factors=tuple(map(float, values)),
+      attention_factor=float(data.number("rope.scaling.attn_factor")),
+    )
+    fields["max_position_embeddings"] = min(
+      data.integer("context_length"),
+      data.integer("rope.scaling.original_context_length"),
+    )
+  return fields
+
+
+def _gemma(
+  data: _Metadata, hidden: int, heads: int, head_dim: int
+) -> dict[str, Any]:
+  """What a Gemma scales and caps."""
+  fields: dict[str, Any] = {"embed_scale": hidden**0.5}
+  if data.arch == "gemma":
+    return fields
+  large = data.integer("block_count") == _FAMILIES[data.arch].large
+  fields["query_scale"] = (hidden / heads if large else head_dim) ** -0.5
+  if data.arch == "gemma2":
+    fields["attn_soft_cap"] = data.number("attn_logit_softcapping", 50.0)
+    fields["final_soft_cap"] = data.number("final_logit_softcapping", 30.0)
+  elif data.get("final_logit_softcapping") is not None:
+    fields["final_soft_cap"] = data.number("final_logit_softcapping")
+  return fields
+
+
 def parse_config(contents: _gguf_file.Contents) -> models.TransformerConfig:
   """A configuration from a GGUF file's metadata and tensor list.
 
@@ -182,10 +240,10 @@ def parse_config(contents: _gguf_file.Contents) -> models.TransformerConfig:
   """
   path = contents.path
   arch = contents.metadata.get("general.architecture")
-  if not isinstance(arch, str) or arch not in RULES:
+  if not isinstance(arch, str) or arch not in _FAMILIES:
     raise ValueError(
       f"{path}: general.architecture is {arch!r}; supported: "
-      + ", ".join(map(repr, RULES))
+      + ", ".join(map(repr, _FAMILIES))
     )
   data = _Metadata(contents, arch)
   _refuse(data)
@@ -198,17 +256,20 @@ def parse_config(contents: _gguf_file.Contents) -> models.TransformerConfig:
   if heads < 1:
     raise ValueError(f"{path}: {arch}.attention.head_count is {heads}")
   head_dim = _head_dim(data, hidden, heads)
-  theta = data.number("rope.freq_base", 10000.0)
-  scaling = None
-  factors = tensors.get("rope_freqs.weight")
-  if factors is not None:
-    scaling = _rope_factors.recover(
-      _gguf_file.dequantize(contents, factors),
-      theta,
-      head_dim,
-      data.get("rope.scaling.original_context_length"),
-      str(path),
-    )
+  fixed = _FAMILIES[arch].fixed
+  layered = fixed.get("norm") == "layer"
+  eps = "layer_norm_epsilon" if layered else "layer_norm_rms_epsilon"
+  fields: dict[str, Any] = {
+    "max_position_embeddings": data.integer("context_length"),
+    "qkv_bias": "blk.0.attn_q.bias" in tensors,
+    "o_bias": "blk.0.attn_output.bias" in tensors,
+    "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
+  }
+  if not fixed.get("learned_positions"):
+    fields |= _rope(data, tensors, head_dim)
+  if arch.startswith("gemma"):
+    fields |= _gemma(data, hidden, heads, head_dim)
+  fields["windows"] = _windows(data, fields["max_position_embeddings"])
   try:
     return models.TransformerConfig(
       vocab_size=data.integer("vocab_size", embedding.shape[0]),
@@ -218,19 +279,10 @@ def parse_config(contents: _gguf_file.Contents) -> models.TransformerConfig:
       num_heads=heads,
       num_kv_heads=data.integer("attention.head_count_kv", heads),
       head_dim=head_dim,
-      max_position_embeddings=data.integer("context_length"),
-      rope_theta=float(theta),
-      rope_scaling=scaling,
       # A float32 in the file: 9.99999975e-06 was written as 1e-05.
-      rms_norm_eps=float(
-        str(np.float32(data.number("attention.layer_norm_rms_epsilon")))
-      ),
+      rms_norm_eps=float(str(np.float32(data.number(f"attention.{eps}")))),
       tie_word_embeddings="output.weight" not in tensors,
-      qkv_bias=arch == "qwen2" or "blk.0.attn_q.bias" in tensors,
-      o_bias="blk.0.attn_output.bias" in tensors,
-      mlp_bias="blk.0.ffn_gate.bias" in tensors,
-      qk_norm=arch == "qwen3",
-      windows=_windows(data),
+      **{**fields, **fixed},
     )
   except ValueError as error:
     raise ValueError(f"{path}: {error}") from error
@@ -267,14 +319,14 @@ def read_file(
     for info in contents.tensors
   ]
   target = dtype or np.dtype(np.float32)
-  rules = RULES[contents.metadata["general.architecture"]]
+  rules = _gguf_rules.RULES[contents.metadata["general.architecture"]]
   planned = _rules.plan(rules, tensors, models.abstract_params(config, target))
   transforms = {
     "split_query_halves": functools.partial(
-      split_halves, heads=config.num_heads
+      _gguf_rules.split_halves, heads=config.num_heads
     ),
     "split_key_halves": functools.partial(
-      split_halves, heads=config.num_kv_heads
+      _gguf_rules.split_halves, heads=config.num_kv_heads
     ),
   }
   params = _rules.execute(planned, transforms, target, progress, place)

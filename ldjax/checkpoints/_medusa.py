@@ -131,8 +131,7 @@ def _layout(
   # The file decides: counts come from the names, widths from the shapes.
   shapes: dict[_rules.Path, tuple[int, ...]] = {}
   for tensor in found.tensors:
-    path = _rules.path_of(RULES, tensor)
-    if path is not None:
+    for path in _rules.paths_of(RULES, tensor):
       shapes[path] = tensor.shape
   blocks = [(int(p[1]), int(p[3])) for p in shapes if "blocks" in p]
   outputs = {int(p[1]): s for p, s in shapes.items() if "lm_head" in p}

@@ -127,7 +127,8 @@ def read(
 .gguf file or a Hugging Face folder with config.json and safetensors
 
   Source: the GGUF specification; the safetensors format; the key names of
-  transformers' Llama, Mistral, Qwen2, Qwen3 and SmolLM3.
+  transformers' Llama, Mistral, Qwen2, Qwen3, SmolLM3, Gemma 1 to 3, Phi-3 and
+  GPT-2.
   """
   path = pathlib.Path(path)
   wanted = float_dtype(dtype)

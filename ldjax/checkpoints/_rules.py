@@ -7,10 +7,11 @@ tensor. All of this is decided before the first weight is read.
 """
 
 import dataclasses
+import itertools
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,13 +30,30 @@ class Rule:
   Args:
     pattern: a regular expression that must match a whole tensor name.
     target: the parameter's path, segments joined by "/", with `{0}`, `{1}`, …
-      for the pattern's groups; None for a tensor that is known and not needed.
+      for the pattern's groups; a tuple of several if the tensor holds their
+      rows one after the other; None for a tensor that is known and not needed.
     transform: the name of what is done to the array; "" for nothing.
+    transposed: whether the file holds the axes in the other order.
   """
 
   pattern: str
-  target: str | None
+  target: str | tuple[str, ...] | None
   transform: str = ""
+  transposed: bool = False
+
+
+class Source(NamedTuple):
+  """Where a parameter comes from.
+
+  Args:
+    tensor: the tensor that holds it.
+    rule: what is done to that.
+    rows: those of the result that are the parameter; None for all.
+  """
+
+  tensor: "Tensor"
+  rule: Rule
+  rows: slice | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +130,16 @@ def unflatten(leaves: Mapping[Path, Any]) -> dict[Any, Any]:
   return tree
 
 
-def _match(rules: Iterable[Rule], tensor: Tensor) -> tuple[Rule, Path | None]:
+def unneeded(rules: Iterable[Rule], name: str) -> bool:
+  """Whether a table knows a tensor as one that is not needed."""
+  return any(
+    rule.target is None and re.fullmatch(rule.pattern, name) for rule in rules
+  )
+
+
+def _match(
+  rules: Iterable[Rule], tensor: Tensor
+) -> tuple[Rule, tuple[Path, ...]]:
   hits = [
     (rule, found)
     for rule in rules
@@ -130,20 +157,46 @@ def _match(rules: Iterable[Rule], tensor: Tensor) -> tuple[Rule, Path | None]:
     )
   rule, found = hits[0]
   if rule.target is None:
-    return rule, None
-  parts = rule.target.format(*found.groups()).split("/")
-  return rule, tuple(int(p) if p.isdecimal() else p for p in parts)
+    return rule, ()
+  named = (rule.target,) if isinstance(rule.target, str) else rule.target
+  paths = []
+  for target in named:
+    parts = target.format(*found.groups()).split("/")
+    paths.append(tuple(int(p) if p.isdecimal() else p for p in parts))
+  return rule, tuple(paths)
 
 
-def path_of(rules: Iterable[Rule], tensor: Tensor) -> Path | None:
-  """The parameter that a tensor is; None for one that no rule knows.
+def _sources(
+  rule: Rule, tensor: Tensor, shapes: Sequence[tuple[int, ...]]
+) -> list[Source]:
+  """What a tensor gives each of the parameters of these shapes."""
+  rows = [shape[0] for shape in shapes]
+  asked = (sum(rows), *shapes[0][1:])
+  if rule.transposed:
+    asked = asked[::-1]
+  if asked != tensor.shape:
+    raise ValueError(
+      f"{tensor.file}: tensor {tensor.name!r} has shape"
+      f" {tensor.shape}; the configuration asks for {asked}"
+    )
+  if len(shapes) == 1:
+    return [Source(tensor, rule, None)]
+  ends = list(itertools.accumulate(rows))
+  return [
+    Source(tensor, rule, slice(end - size, end))
+    for end, size in zip(ends, rows, strict=True)
+  ]
+
+
+def paths_of(rules: Iterable[Rule], tensor: Tensor) -> tuple[Path, ...]:
+  """The parameters that a tensor holds; none if no rule knows it.
 
   Args:
     rules: the family's table.
     tensor: of a file.
   """
   if not any(re.fullmatch(rule.pattern, tensor.name) for rule in rules):
-    return None
+    return ()
   return _match(rules, tensor)[1]
 
 
@@ -151,7 +204,7 @@ def plan(
   rules: Iterable[Rule],
   tensors: Iterable[Tensor],
   abstract: Mapping[Any, Any],
-) -> dict[Path, tuple[Tensor, str]]:
+) -> dict[Path, Source]:
   """Gives every parameter its tensor, or says what does not fit.
 
   Args:
@@ -160,7 +213,7 @@ def plan(
     abstract: nested dicts of `jax.ShapeDtypeStruct`, the parameters wanted.
 
   Returns:
-    For each parameter's path, its tensor and the name of the transform.
+    For each parameter's path, where it comes from.
 
   Raises:
     ValueError: for a tensor that no rule or more than one rule knows, a
@@ -168,31 +221,27 @@ def plan(
   """
   rules = tuple(rules)
   wanted = flatten(abstract)
-  given: dict[Path, tuple[Tensor, str]] = {}
+  given: dict[Path, Source] = {}
   files: dict[str, None] = {}
   for tensor in tensors:
     files[tensor.file] = None
-    rule, path = _match(rules, tensor)
-    if path is None:
-      continue
-    if path not in wanted:
-      raise ValueError(
-        f"{tensor.file}: tensor {tensor.name!r} would be parameter"
-        f" {_show(path)}, which the configuration does not have (number of"
-        " layers, biases, q/k norms or tie_word_embeddings)"
-      )
-    if path in given:
-      raise ValueError(
-        f"parameter {_show(path)} is given twice: by {given[path][0].name!r}"
-        f" in {given[path][0].file} and by {tensor.name!r} in {tensor.file}"
-      )
-    if tuple(wanted[path].shape) != tensor.shape:
-      raise ValueError(
-        f"{tensor.file}: tensor {tensor.name!r} has shape"
-        f" {tensor.shape}; the configuration asks for"
-        f" {tuple(wanted[path].shape)}"
-      )
-    given[path] = (tensor, rule.transform)
+    rule, paths = _match(rules, tensor)
+    for path in paths:
+      if path not in wanted:
+        raise ValueError(
+          f"{tensor.file}: tensor {tensor.name!r} would be parameter"
+          f" {_show(path)}, which the configuration does not have (number of"
+          " layers, biases, q/k norms or tie_word_embeddings)"
+        )
+      if path in given:
+        raise ValueError(
+          f"parameter {_show(path)} is given twice: by"
+          f" {given[path].tensor.name!r} in {given[path].tensor.file} and by"
+          f" {tensor.name!r} in {tensor.file}"
+        )
+    if paths:
+      shapes = [tuple(wanted[path].shape) for path in paths]
+      given |= zip(paths, _sources(rule, tensor, shapes), strict=True)
   missing = [_show(path) for path in wanted if path not in given]
   if missing:
     more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
@@ -235,7 +284,7 @@ def cast(array: np.ndarray, dtype: np.dtype[Any], name: str) -> np.ndarray:
 
 
 def execute(
-  planned: Mapping[Path, tuple[Tensor, str]],
+  planned: Mapping[Path, Source],
   transforms: Mapping[str, Transform],
   dtype: np.dtype[Any],
   progress: Progress | None = None,
@@ -254,15 +303,24 @@ def execute(
     Nested dicts of JAX arrays.
   """
   leaves: dict[Path, jax.Array] = {}
-  total, shown = len(planned), 0
-  for count, (path, (tensor, transform)) in enumerate(planned.items(), 1):
+  pieces: dict[str, list[Path]] = {}
+  for path, source in planned.items():
+    pieces.setdefault(source.tensor.name, []).append(path)
+  total, shown = len(pieces), 0
+  for count, paths in enumerate(pieces.values(), 1):
+    tensor, rule, _ = planned[paths[0]]
     array = tensor.read()
-    if transform:
-      array = transforms[transform](array)
-    array = np.ascontiguousarray(cast(array, dtype, tensor.name))
-    leaves[path] = jnp.asarray(array) if place is None else place(path, array)
-    del array
+    if rule.transform:
+      array = transforms[rule.transform](array)
+    array = cast(array, dtype, tensor.name)
+    if rule.transposed:
+      array = array.T
+    for path in paths:
+      rows = planned[path].rows
+      piece = np.ascontiguousarray(array if rows is None else array[rows])
+      leaves[path] = jnp.asarray(piece) if place is None else place(path, piece)
+    del array, piece
     if progress is not None and count * 10 // total > shown:
       shown = count * 10 // total
       progress(f"read {count} of {total} tensors")
-  return unflatten(leaves)
+  return unflatten({path: leaves[path] for path in planned})

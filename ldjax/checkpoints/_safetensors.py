@@ -4,7 +4,7 @@ import contextlib
 import functools
 import json
 import pathlib
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import Any
 
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ _INTEGERS: dict[str, np.dtype[Any]] = {
   "I64": np.dtype(np.int64),
   "BOOL": np.dtype(np.bool_),
 }
+_UNREAD = np.dtype(np.float32)
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
@@ -40,7 +41,10 @@ class Reader(contextlib.ExitStack):
   """Safetensors files, open while weights are read."""
 
   def tensors(
-    self, path: pathlib.Path, integers: Container[str] = ()
+    self,
+    path: pathlib.Path,
+    integers: Container[str] = (),
+    unneeded: Callable[[str], bool] = lambda name: False,
   ) -> list[_rules.Tensor]:
     """What one file offers.
 
@@ -48,6 +52,8 @@ class Reader(contextlib.ExitStack):
       path: the file.
       integers: names of tensors that must be integers or truth values; all
         others are floats.
+      unneeded: whether a tensor of that name will not be read and may be of
+        any type.
 
     Raises:
       ValueError: for a damaged or truncated file, or a tensor of another type.
@@ -68,7 +74,11 @@ class Reader(contextlib.ExitStack):
           path,
           piece.get_shape(),
           piece.get_dtype(),
-          _INTEGERS if name in integers else _DTYPES,
+          {piece.get_dtype(): _UNREAD}
+          if unneeded(name)
+          else _INTEGERS
+          if name in integers
+          else _DTYPES,
           functools.partial(file.get_tensor, name),
         )
       )

@@ -13,7 +13,7 @@ NAME = "token_ids"
 
 def read_ids(
   config: models.DraftConfig,
-  planned: dict[_rules.Path, tuple[_rules.Tensor, str]],
+  planned: dict[_rules.Path, _rules.Source],
   file: pathlib.Path,
   place: _rules.Place | None,
 ) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def read_ids(
   if found is None:
     return {}
   try:
-    ids = models.check_token_ids(config, found[0].read())
+    ids = models.check_token_ids(config, found.tensor.read())
   except ValueError as error:
     raise ValueError(f"{file}: {error}") from error
   return {NAME: jnp.asarray(ids) if place is None else place((NAME,), ids)}

@@ -14,7 +14,7 @@ import pathlib
 import pickle
 import struct
 import zipfile
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -218,7 +218,10 @@ class Reader(contextlib.ExitStack):
   """PyTorch files, open while weights are read."""
 
   def tensors(
-    self, path: pathlib.Path, integers: Container[str] = ()
+    self,
+    path: pathlib.Path,
+    integers: Container[str] = (),
+    unneeded: Callable[[str], bool] = lambda name: False,
   ) -> list[_rules.Tensor]:
     """What one file offers.
 
@@ -226,6 +229,8 @@ class Reader(contextlib.ExitStack):
       path: the file.
       integers: names of tensors that must be integers or truth values; all
         others are floats.
+      unneeded: whether a tensor of that name will not be read and may be of
+        any type.
 
     Raises:
       ValueError: for a file of another format, a damaged one, one whose
@@ -247,7 +252,11 @@ class Reader(contextlib.ExitStack):
         path,
         view.shape,
         view.storage.dtype.name,
-        _INTEGERS if name in integers else _FLOATS,
+        _BY_NAME
+        if unneeded(name)
+        else _INTEGERS
+        if name in integers
+        else _FLOATS,
         functools.partial(_load, archive, prefix, view, path),
       )
       for name, view in table.items()

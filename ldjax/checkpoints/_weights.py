@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Container
+from collections.abc import Callable, Container
 
 from ldjax.checkpoints import _rules, _safetensors, _torch_file
 
@@ -60,14 +60,18 @@ def is_there(folder: pathlib.Path, kind: Format) -> bool:
 
 
 def offered(
-  reader: "Reader", folder: pathlib.Path, integers: Container[str] = ()
+  reader: "Reader",
+  folder: pathlib.Path,
+  integers: Container[str] = (),
+  unneeded: Callable[[str], bool] = lambda name: False,
 ) -> list[_rules.Tensor]:
   """All tensors of a folder, checked against its index if it has one.
 
   Args:
     reader: keeps the files open.
     folder: of a model or a draft.
-    integers: see `Reader.tensors`.
+    integers: see `Reader.tensors`, as is `unneeded`.
+    unneeded: whether a tensor of that name will not be read.
 
   Raises:
     FileNotFoundError: without weights, or with a shard missing.
@@ -88,7 +92,9 @@ def offered(
         f"{file}: this shard is named by {index.name} and is missing; fetch the"
         " model again"
       )
-  tensors = [each for file in files for each in reader.tensors(file, integers)]
+  tensors = [
+    each for file in files for each in reader.tensors(file, integers, unneeded)
+  ]
   if index.is_file():
     _check_strays(folder, kinds[0], files)
     _check_index(tensors, _indexed(index), index)
@@ -99,7 +105,10 @@ class Reader(contextlib.ExitStack):
   """Files of tensors of either format, open while weights are read."""
 
   def tensors(
-    self, path: pathlib.Path, integers: Container[str] = ()
+    self,
+    path: pathlib.Path,
+    integers: Container[str] = (),
+    unneeded: Callable[[str], bool] = lambda name: False,
   ) -> list[_rules.Tensor]:
     """What one file offers.
 
@@ -107,13 +116,19 @@ class Reader(contextlib.ExitStack):
       path: the file; by its suffix `.safetensors`, else one of `torch.save`.
       integers: names of tensors that must be integers or truth values; all
         others are floats.
+      unneeded: whether a tensor of that name will not be read and may be of
+        any type.
 
     Raises:
       ValueError: for a damaged file, or a tensor of another type.
     """
     if path.suffix == ".safetensors":
-      return self.enter_context(_safetensors.Reader()).tensors(path, integers)
-    return self.enter_context(_torch_file.Reader()).tensors(path, integers)
+      return self.enter_context(_safetensors.Reader()).tensors(
+        path, integers, unneeded
+      )
+    return self.enter_context(_torch_file.Reader()).tensors(
+      path, integers, unneeded
+    )
 
 
 def _check_strays(

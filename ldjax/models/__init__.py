@@ -1,6 +1,11 @@
 """Target models and draft heads in Flax NNX, and their functional form."""
 
-from ldjax.models._config import RopeScaling, TransformerConfig
+from ldjax.models._config import (
+  LinearRopeScaling,
+  RopeFactors,
+  RopeScaling,
+  TransformerConfig,
+)
 from ldjax.models._draft_params import (
   abstract_draft,
   borrow,
@@ -33,10 +38,12 @@ __all__ = [
   "Heads",
   "HydraConfig",
   "HydraHeads",
+  "LinearRopeScaling",
   "MedusaConfig",
   "MedusaHeads",
   "RecurrentConfig",
   "RecurrentDraft",
+  "RopeFactors",
   "RopeScaling",
   "Transformer",
   "TransformerConfig",

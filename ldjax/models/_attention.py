@@ -35,9 +35,7 @@ class Attention(nnx.Module):
       )
 
     def norm():
-      return _layers.RMSNorm(
-        config.head_dim, eps=config.rms_norm_eps, dtype=dtype
-      )
+      return _layers.make_norm(config, config.head_dim, dtype)
 
     self.q_proj = make(width, query_width, config.qkv_bias)
     self.k_proj = make(width, kv_width, config.qkv_bias)
@@ -105,6 +103,7 @@ class Attention(nnx.Module):
       the pages.
     """
     rows, num_nodes, _ = x.shape
+    config = self.config
     query, block_kv = self.project(x, angles, pages.dtype)
     out = pallas_kernels.tree_attention(
       query,
@@ -113,7 +112,8 @@ class Attention(nnx.Module):
       block_table,
       length,
       mask,
-      scale=self.config.head_dim**-0.5,
+      scale=config.query_scale or config.head_dim**-0.5,
       start=start,
+      soft_cap=config.attn_soft_cap,
     )
     return self.o_proj(out.reshape(rows, num_nodes, -1)), block_kv

@@ -179,7 +179,9 @@ def borrow(config: DraftConfig, params: Any, target_params: Any) -> Any:
   """Adds the target's matrices that a draft works with to its own parameters.
 
   The embedding (for all but Medusa heads) and a whole output matrix are the
-  target's own buffers; of a trimmed vocabulary the rows are copied.
+  target's own buffers; of a trimmed vocabulary the rows are copied. They are
+  the bare matrices: a target's `embed_scale` and `final_soft_cap` are no part
+  of a draft, which is trained with what it borrows.
 
   Args:
     config: of the draft.
@@ -238,7 +240,9 @@ def init_draft(
   Residual branches begin at zero, and so does an output of the draft's own
   (`output`), so that training begins there with every token equally likely.
   With a target, Medusa heads begin with its output matrix and an `EagleDraft`
-  with its last layer; the others take nothing from it.
+  with its last layer; the others take nothing from it. Of that layer the
+  weights are taken as they are: give the target only if it is of a Llama's kind
+  (no `norm_offset`, activation "silu").
 
   Args:
     config: of the draft.

@@ -15,22 +15,75 @@ Array = typing.Array
 class RMSNorm(nnx.Module):
   """Root-mean-square norm, computed in float32.
 
+  Args:
+    size: of the last axis.
+    eps: added to the mean square.
+    dtype: of the weight.
+    offset: see `TransformerConfig.norm_offset`.
+
   Source: Zhang and Sennrich 2019.
+  """
+
+  def __init__(
+    self,
+    size: int,
+    *,
+    eps: float,
+    dtype: jax.typing.DTypeLike,
+    offset: float | None = None,
+  ):
+    self.eps = eps
+    self.offset = offset
+    self.weight = nnx.Param(jnp.full((size,), 1 - (offset or 0.0), dtype))
+
+  def __call__(self, x: Array) -> Array:
+    wide = x.astype(jnp.float32)
+    mean = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+    normed = wide * jax.lax.rsqrt(mean + self.eps)
+    if self.offset is None:
+      return normed.astype(x.dtype) * jnp.broadcast_to(
+        self.weight[...], x.shape
+      )
+    weight = self.weight[...].astype(jnp.float32) + self.offset
+    return (normed * jnp.broadcast_to(weight, x.shape)).astype(x.dtype)
+
+
+class LayerNorm(nnx.Module):
+  """Norm by mean and variance, with a bias, computed in float32.
+
+  Source: Ba et al. 2016.
   """
 
   def __init__(self, size: int, *, eps: float, dtype: jax.typing.DTypeLike):
     self.eps = eps
     self.weight = nnx.Param(jnp.ones((size,), dtype))
+    self.bias = nnx.Param(jnp.zeros((size,), dtype))
 
   def __call__(self, x: Array) -> Array:
     wide = x.astype(jnp.float32)
-    mean = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-    normed = (wide * jax.lax.rsqrt(mean + self.eps)).astype(x.dtype)
-    return normed * jnp.broadcast_to(self.weight[...], x.shape)
+    wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    variance = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+    normed = wide * jax.lax.rsqrt(variance + self.eps)
+    weight, bias = (
+      jnp.broadcast_to(each[...].astype(jnp.float32), x.shape)
+      for each in (self.weight, self.bias)
+    )
+    return (normed * weight + bias).astype(x.dtype)
+
+
+def make_norm(
+  config: _config.TransformerConfig, size: int, dtype: jax.typing.DTypeLike
+) -> RMSNorm | LayerNorm:
+  """The norm that a configuration asks for."""
+  if config.norm == "layer":
+    return LayerNorm(size, eps=config.rms_norm_eps, dtype=dtype)
+  return RMSNorm(
+    size, eps=config.rms_norm_eps, dtype=dtype, offset=config.norm_offset
+  )
 
 
 class Embedding(nnx.Module):
-  """Token id -> row of a matrix [V, E]."""
+  """Token id, or position, -> row of a matrix [V, E]."""
 
   def __init__(
     self,
@@ -49,10 +102,19 @@ class Embedding(nnx.Module):
     return self.weight[...].at[tokens].get(mode="clip")
 
 
-class MLP(nnx.Module):
-  """SwiGLU: down(silu(gate(x)) * up(x)).
+def _activate(x: Array, kind: str) -> Array:
+  if kind == "silu":
+    return jax.nn.silu(x)
+  # Of bf16 numbers the polynomial inside would lose bits.
+  wide = jax.nn.gelu(x.astype(jnp.float32), approximate=True)
+  return wide.astype(x.dtype)
 
-  Source: Shazeer 2020, "GLU variants improve transformer".
+
+class MLP(nnx.Module):
+  """Gated, down(act(gate(x)) * up(x)), or else down(act(up(x))).
+
+  Source: Shazeer 2020, "GLU variants improve transformer"; Hendrycks and
+  Gimpel 2016 (GELU, by its tanh form).
   """
 
   def __init__(
@@ -67,16 +129,37 @@ class MLP(nnx.Module):
         inputs, outputs, use_bias=config.mlp_bias, dtype=dtype, rngs=rngs
       )
 
-    self.gate_proj = make(config.hidden_size, config.intermediate_size)
-    self.up_proj = make(config.hidden_size, config.intermediate_size)
-    self.down_proj = make(config.intermediate_size, config.hidden_size)
+    width, wide = config.hidden_size, config.intermediate_size
+    self.activation = config.activation
+    self.gate_proj = make(width, wide) if config.mlp_gate else None
+    self.up_proj = make(width, wide)
+    self.down_proj = make(wide, width)
 
   def __call__(self, x: Array) -> Array:
-    return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+    if self.gate_proj is None:
+      return self.down_proj(_activate(self.up_proj(x), self.activation))
+    gate = _activate(self.gate_proj(x), self.activation)
+    return self.down_proj(gate * self.up_proj(x))
 
 
-def rotary_frequencies(config: _config.TransformerConfig) -> list[float]:
+def _stretch(frequency: float, scaling: _config.RopeScaling) -> float:
+  turns = scaling.original_max_position_embeddings * frequency / (2 * math.pi)
+  # 0 at and below `low_freq_factor` turns, 1 at and above the high one.
+  keep = (turns - scaling.low_freq_factor) / (
+    scaling.high_freq_factor - scaling.low_freq_factor
+  )
+  keep = min(max(keep, 0.0), 1.0)
+  return keep * frequency + (1 - keep) * frequency / scaling.factor
+
+
+def rotary_frequencies(
+  config: _config.TransformerConfig, layer: int = 0
+) -> list[float]:
   """Radians a position turns each pair of a head by, [H/2] floats.
+
+  Args:
+    config: of the model.
+    layer: of it; they differ only if `rope_local_theta` is set.
 
   Example:
     >>> import ldjax
@@ -89,32 +172,31 @@ def rotary_frequencies(config: _config.TransformerConfig) -> list[float]:
   Source: Su et al. 2021 (RoFormer); the stretch follows Llama 3.1.
   """
   half = config.head_dim // 2
-  plain = [config.rope_theta ** (-i / half) for i in range(half)]
-  scaling = config.rope_scaling
-  if scaling is None:
-    return plain
-
-  def stretch(frequency):
-    turns = scaling.original_max_position_embeddings * frequency / (2 * math.pi)
-    # 0 at and below `low_freq_factor` turns, 1 at and above the high one.
-    keep = (turns - scaling.low_freq_factor) / (
-      scaling.high_freq_factor - scaling.low_freq_factor
-    )
-    keep = min(max(keep, 0.0), 1.0)
-    return keep * frequency + (1 - keep) * frequency / scaling.factor
-
-  return [stretch(frequency) for frequency in plain]
+  theta, scaling = config.rotation(layer)
+  plain = [theta ** (-i / half) for i in range(half)]
+  match scaling:
+    case None:
+      return plain
+    case _config.LinearRopeScaling():
+      return [frequency / scaling.factor for frequency in plain]
+    case _config.RopeFactors():
+      return [x / by for x, by in zip(plain, scaling.factors, strict=True)]
+  return [_stretch(frequency, scaling) for frequency in plain]
 
 
 def rotary_angles(
-  config: _config.TransformerConfig, positions: Array
+  config: _config.TransformerConfig, positions: Array, layer: int = 0
 ) -> tuple[Array, Array]:
   """Cosines and sines, each [..., H/2] float32, of int32 positions [...]."""
-  frequency = jnp.asarray(rotary_frequencies(config), jnp.float32)
+  frequency = jnp.asarray(rotary_frequencies(config, layer), jnp.float32)
   wide = positions.astype(jnp.float32)[..., None]
   shape = (*positions.shape, frequency.shape[0])
   angle = jnp.broadcast_to(wide, shape) * jnp.broadcast_to(frequency, shape)
-  return jnp.cos(angle), jnp.sin(angle)
+  cos, sin = jnp.cos(angle), jnp.sin(angle)
+  _, scaling = config.rotation(layer)
+  if isinstance(scaling, _config.RopeFactors):
+    cos, sin = (x * scaling.attention_factor for x in (cos, sin))
+  return cos, sin
 
 
 def rotate(x: Array, cos: Array, sin: Array) -> Array:

@@ -12,7 +12,12 @@ Array = typing.Array
 
 
 class Block(nnx.Module):
-  """Attention and feed-forward, each behind a norm and a residual."""
+  """Attention and feed-forward, each behind a norm and a residual.
+
+  Where the outputs of the two are normed too, as in Gemma 2, there are four
+  norms; `post_attention_layernorm` is the one before the feed-forward in every
+  family.
+  """
 
   def __init__(
     self,
@@ -22,14 +27,14 @@ class Block(nnx.Module):
     rngs: nnx.Rngs,
   ):
     def norm():
-      return _layers.RMSNorm(
-        config.hidden_size, eps=config.rms_norm_eps, dtype=dtype
-      )
+      return _layers.make_norm(config, config.hidden_size, dtype)
 
     self.input_layernorm = norm()
     self.self_attn = _attention.Attention(config, dtype=dtype, rngs=rngs)
+    self.attention_output_norm = norm() if config.output_norms else None
     self.post_attention_layernorm = norm()
     self.mlp = _layers.MLP(config, dtype=dtype, rngs=rngs)
+    self.mlp_output_norm = norm() if config.output_norms else None
 
   def __call__(
     self,
@@ -42,18 +47,24 @@ class Block(nnx.Module):
     length: Array,
   ) -> tuple[Array, Array]:
     """Runs the block; see `Attention.__call__` for shapes."""
-    attended, block_kv = self.self_attn(
+    out, block_kv = self.self_attn(
       self.input_layernorm(x), angles, mask, start, pages, block_table, length
     )
-    x = x + attended
-    return x + self.mlp(self.post_attention_layernorm(x)), block_kv
+    if self.attention_output_norm is not None:
+      out = self.attention_output_norm(out)
+    x = x + out
+    out = self.mlp(self.post_attention_layernorm(x))
+    if self.mlp_output_norm is not None:
+      out = self.mlp_output_norm(out)
+    return x + out, block_kv
 
 
 class Transformer(nnx.Module):
   """A target model: reads a block of tree nodes over a committed prefix.
 
-  One class for Llama, Mistral, Qwen2, Qwen3 and SmolLM3: what distinguishes
-  them is in the configuration.
+  One class for Llama, Mistral, Qwen2, Qwen3, SmolLM3, Gemma 1 to 3, Phi-3 and
+  GPT-2: what distinguishes them is in the configuration. Where it has learned
+  positions, no position may be `max_position_embeddings` or more.
 
   Args:
     config: its shape.
@@ -77,7 +88,8 @@ class Transformer(nnx.Module):
     (8, 24)
 
   Source: Touvron et al. 2023 (Llama); Jiang et al. 2023 (Mistral 7B); Yang et
-  al. 2024 (Qwen2) and 2025 (Qwen3).
+  al. 2024 (Qwen2) and 2025 (Qwen3); the Gemma team 2024 (Gemma, Gemma 2) and
+  2025 (Gemma 3); Abdin et al. 2024 (Phi-3); Radford et al. 2019 (GPT-2).
   """
 
   def __init__(
@@ -99,12 +111,20 @@ class Transformer(nnx.Module):
     self.embed_tokens = _layers.Embedding(
       config.vocab_size, config.hidden_size, dtype=dtype, rngs=rngs
     )
+    self.embed_positions = (
+      _layers.Embedding(
+        config.max_position_embeddings,
+        config.hidden_size,
+        dtype=dtype,
+        rngs=rngs,
+      )
+      if config.learned_positions
+      else None
+    )
     self.layers = nnx.List(
       Block(config, dtype=dtype, rngs=rngs) for _ in range(config.num_layers)
     )
-    self.norm = _layers.RMSNorm(
-      config.hidden_size, eps=config.rms_norm_eps, dtype=dtype
-    )
+    self.norm = _layers.make_norm(config, config.hidden_size, dtype)
     self.lm_head = (
       None
       if config.tie_word_embeddings
@@ -124,6 +144,15 @@ class Transformer(nnx.Module):
       return self.embed_tokens.weight[...]
     return self.lm_head.weight[...]
 
+  def _embed(self, tokens: Array, positions: Array) -> Array:
+    """What enters the first layer, [R, T, E]."""
+    x = self.embed_tokens(tokens)
+    if self.config.embed_scale != 1.0:
+      x = x * jnp.asarray(self.config.embed_scale, x.dtype)
+    if self.embed_positions is not None:
+      x = x + self.embed_positions(positions)
+    return x
+
   def __call__(
     self,
     tokens: Array,
@@ -142,11 +171,16 @@ class Transformer(nnx.Module):
     Returns:
       `TargetOutput`; its hidden states are normed.
     """
-    x = self.embed_tokens(tokens)
     config = self.config
+    x = self._embed(tokens, positions)
     windows = tuple(map(config.window, range(config.num_layers)))
     sizes = tuple(dict.fromkeys(windows))
-    angles = _layers.rotary_angles(config, positions)
+    rotations = tuple(map(config.rotation, range(config.num_layers)))
+    bases = () if config.learned_positions else tuple(dict.fromkeys(rotations))
+    angles = tuple(
+      _layers.rotary_angles(config, positions, rotations.index(base))
+      for base in bases
+    )
     mask = pallas_kernels.ancestor_mask(parents)
     sights = tuple(
       (mask, None)
@@ -162,9 +196,12 @@ class Transformer(nnx.Module):
       if index in self.feature_layers:
         entering.append((index, x))
       mask, start = sights[sizes.index(windows[index])]
+      turns = None
+      if bases and index not in config.nope_layers:
+        turns = angles[bases.index(rotations[index])]
       x, kv = layer(
         x,
-        None if index in config.nope_layers else angles,
+        turns,
         mask,
         start,
         view.pages[index],
@@ -183,6 +220,6 @@ class Transformer(nnx.Module):
 
   def score(self, hidden: Array) -> _base.Scores:
     """Logits [R, T, V] in float32 of hidden states [R, T, E]."""
-    return _base.Scores(
-      _linear.linear(hidden, self.output_matrix, out_dtype=jnp.float32)
-    )
+    logits = _linear.linear(hidden, self.output_matrix, out_dtype=jnp.float32)
+    cap = self.config.final_soft_cap
+    return _base.Scores(logits if cap is None else cap * jnp.tanh(logits / cap))

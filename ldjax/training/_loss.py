@@ -31,6 +31,8 @@ class Teacher(NamedTuple):
   lookup: Array
   """[V] int32, where each of the target's ids stands in the draft's
   vocabulary; -1 for those that it lacks."""
+  soft_cap: Array | None = None
+  """[] float32, of the target's logits; None for no cap."""
 
 
 def _ahead(x: Array, by: int) -> Array:
@@ -90,14 +92,15 @@ def loss(
   """
   features = batch.features.astype(teacher.output.dtype)
   states = heads.unroll(params, features, batch.tokens)
-  opinion = jax.nn.softmax(
-    jnp.einsum(
-      "bsx,wx->bsw",
-      features,
-      teacher.output,
-      preferred_element_type=jnp.float32,
-    )
+  logits = jnp.einsum(
+    "bsx,wx->bsw",
+    features,
+    teacher.output,
+    preferred_element_type=jnp.float32,
   )
+  if teacher.soft_cap is not None:
+    logits = teacher.soft_cap * jnp.tanh(logits / teacher.soft_cap)
+  opinion = jax.nn.softmax(logits)
   labels = teacher.lookup[batch.tokens]
   counts = guessable(batch.texts, batch.answers, heads.depth)
   by_depth = []

@@ -108,6 +108,20 @@ def draft_config(
   raise ValueError(f"no draft is called {kind!r}; there are {', '.join(KINDS)}")
 
 
+def _begins_alike(
+  config: models.DraftConfig, target: models.TransformerConfig
+) -> bool:
+  """Whether what a draft takes over of a target means the same in both.
+
+  An EAGLE draft's layer is a Llama's: the weights of a Gemma's last layer or a
+  GPT-2's would mean something else there.
+  """
+  if not isinstance(config, models.EagleConfig):
+    return True
+  kind = (target.norm, target.norm_offset, target.activation)
+  return kind == ("rms", None, "silu")
+
+
 def chat_frame(model: assemble.LanguageModel) -> _self_distill.ChatFrame:
   """What the model's chat template puts around a user's question.
 
@@ -237,9 +251,10 @@ def train_draft(
     jax.random.key(training.seed),
     jnp.float32,
     token_ids=None if config.target_vocab_size is None else token_ids,
-    target_params=target,
+    target_params=target if _begins_alike(config, model.config) else None,
   )
   output = models.output_rows(config, target, token_ids).astype(jnp.float32)
+  cap = model.config.final_soft_cap
   rank = getattr(config, "output_rank", None)
   if rank is not None and config.hidden_size == output.shape[1]:
     params = _begin_low_rank(params, output, rank)
@@ -252,7 +267,11 @@ def train_draft(
     trained,
     frozen,
     models.combine_draft,
-    _loss.Teacher(output, jnp.asarray(lookup)),
+    _loss.Teacher(
+      output,
+      jnp.asarray(lookup),
+      None if cap is None else jnp.asarray(cap, jnp.float32),
+    ),
     windows,
     training,
     checkpoint,

@@ -1,10 +1,12 @@
 """What a config.json of each family says, and what it leaves unsaid."""
 
 import json
+import math
 
+import jax
 import pytest
 
-from ldjax import checkpoints
+from ldjax import checkpoints, models
 
 _SIZES = {
   "vocab_size": 31,
@@ -56,9 +58,66 @@ _PUBLISHED = {
   # One layer and nothing in the file to tell it from a target; its weights do.
   "eagle_llama2_7b": {"num_layers": 1},
   "eagle_vicuna_7b": {"num_layers": 1, "num_kv_heads": 32},
+  "gemma2_2b": {
+    "num_parameters": 2_614_341_888,
+    "norm_offset": 1.0,
+    "embed_scale": 48.0,
+    "activation": "gelu_tanh",
+    "output_norms": True,
+    "attn_soft_cap": 50.0,
+    "final_soft_cap": 30.0,
+    "query_scale": None,  # 256 is the head's size
+    "windows": (4096, None) * 13,
+    "tie_word_embeddings": True,  # which the file does not say
+  },
+  "gemma3_1b_it": {
+    "num_parameters": 999_885_952,
+    "norm_offset": 1.0,
+    "embed_scale": 1152**0.5,
+    "qk_norm": True,
+    "output_norms": True,
+    "attn_soft_cap": None,
+    "final_soft_cap": None,
+    "windows": ((512,) * 5 + (None,)) * 4 + (512, 512),
+    "rope_theta": 1e6,
+    "rope_local_theta": 1e4,
+    "rope_scaling": None,
+    "tie_word_embeddings": True,
+  },
+  "gpt2_3_added_tokens": {
+    "num_parameters": 124_439_808 + 3 * 768,
+    "vocab_size": 50260,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 1024,
+    "learned_positions": True,
+    "norm": "layer",
+    "mlp_gate": False,
+    "activation": "gelu_tanh",
+    "qkv_bias": True,
+    "o_bias": True,
+    "mlp_bias": True,
+    "tie_word_embeddings": True,
+  },
   "llama2_7b": {"rope_theta": 10000.0, "max_position_embeddings": 2048},
   "llama3_1_8b": {"num_kv_heads": 8},
   "mistral_7b_v03": {"num_kv_heads": 8, "windows": (), "qkv_bias": False},
+  # Read as a model of its first context, with the short factors.
+  "phi-3_5": {
+    "num_parameters": 3_821_079_552,
+    "max_position_embeddings": 4096,
+    "windows": (),  # longer than any text
+    "tie_word_embeddings": False,
+  },
+  "phi-4": {
+    "num_parameters": 14_659_507_200,
+    "num_heads": 40,
+    "num_kv_heads": 10,
+    "rope_theta": 250000.0,
+    "rope_scaling": None,
+    "max_position_embeddings": 16384,
+    "windows": (),
+    "qkv_bias": False,
+  },
   "qwen2_0_5b": {
     "head_dim": 64,
     "qkv_bias": True,
@@ -80,12 +139,7 @@ _REFUSED = {
   "Mixtral-8x7B-v0.1": "model_type is 'mixtral'",
   "eagle3_llama3_8b": "architectures is .'LlamaForCausalLMEagle3'.",
   "eagle3_qwen3_8b": "architectures is .'LlamaForCausalLMEagle3'.",
-  "gemma2_2b": "model_type is 'gemma2'",
-  "gemma3_1b_it": "model_type is 'gemma3_text'",
-  "gpt2_3_added_tokens": "model_type is 'gpt2'",
   "medusa-vicuna-7b-v1.3": "model_type is missing",
-  "phi-3_5": "model_type is 'phi3'",
-  "phi-4": "model_type is 'phi3'",
 }
 
 
@@ -100,7 +154,12 @@ def test_every_published_config_is_read_or_refused(shared_data):
         checkpoints.read_config(folder)
       continue
     config = checkpoints.read_config(folder)
-    for field, value in _PUBLISHED[folder.name].items():
+    said = dict(_PUBLISHED[folder.name])
+    count = said.pop("num_parameters", None)
+    if count is not None:
+      leaves = jax.tree.leaves(models.abstract_params(config))
+      assert sum(leaf.size for leaf in leaves) == count, folder.name
+    for field, value in said.items():
       assert getattr(config, field) == value, (folder.name, field)
 
 
@@ -264,11 +323,216 @@ def test_what_is_not_supported_is_refused(parse, kind, changes, message):
 
 @pytest.mark.parametrize(
   "kind",
-  ["gemma", "gemma3", "qwen3_moe", "qwen2_moe", "phi3", "ministral", "gpt2"],
+  [
+    "gemma3n",
+    "gemma3n_text",
+    "qwen3_moe",
+    "phi",
+    "phi3_v",
+    "ministral",
+    "gptj",
+  ],
 )
 def test_other_families_are_refused_by_name(parse, kind):
   with pytest.raises(ValueError, match=f"model_type is '{kind}'; supported: "):
     parse(kind)
+
+
+_GPT2 = {
+  "vocab_size": 31,
+  "n_embd": 64,
+  "n_layer": 6,
+  "n_head": 4,
+}
+
+
+def test_gpt2_names_its_sizes_otherwise(parse):
+  away = dict.fromkeys(set(_SIZES) - {"vocab_size"}, "absent")
+  config = parse("gpt2", **away, **_GPT2)
+  assert (config.hidden_size, config.num_layers) == (64, 6)
+  assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 4, 16)
+  assert config.intermediate_size == 256  # four times E
+  assert config.max_position_embeddings == 1024
+  assert config.rms_norm_eps == 1e-5
+  assert config.tie_word_embeddings
+  assert parse("gpt2", **away, **_GPT2, n_inner=40).intermediate_size == 40
+  # Its class does not know the names of others.
+  assert parse("gpt2", **_GPT2) == config
+  with pytest.raises(ValueError, match="n_embd is missing"):
+    parse("gpt2")
+  with pytest.raises(ValueError, match=r"n_embd 64 .* n_head 5"):
+    parse("gpt2", **{**_GPT2, "n_head": 5})
+
+
+def test_scales_of_gemma(parse):
+  config = parse("gemma", architectures=["GemmaForCausalLM"])
+  assert (config.embed_scale, config.norm_offset) == (8.0, 1.0)
+  assert (config.head_dim, config.query_scale) == (256, None)
+  assert config.attn_soft_cap is config.final_soft_cap is None
+  assert not config.output_norms
+  assert config.tie_word_embeddings
+  # Its class knows no caps.
+  assert parse("gemma", attn_logit_softcapping=50.0) == config
+  second = parse("gemma2", query_pre_attn_scalar=144)
+  assert second.query_scale == 1 / 12
+  assert (second.attn_soft_cap, second.final_soft_cap) == (50.0, 30.0)
+  assert second.windows == (4096, None) * 3
+  off = parse("gemma2", attn_logit_softcapping=None)
+  assert (off.attn_soft_cap, off.final_soft_cap) == (None, 30.0)
+  biased = parse("gemma2", attention_bias=True)
+  assert biased.qkv_bias and biased.o_bias and not biased.mlp_bias
+
+
+@pytest.mark.parametrize("kind", ["gemma", "gemma2", "gemma3_text"])
+def test_activations_of_gemma(parse, kind):
+  plain = parse(kind)
+  assert plain.activation == "gelu_tanh"
+  assert parse(kind, hidden_activation=None, hidden_act="gelu") == plain
+  assert parse(kind, hidden_activation="gelu_pytorch_tanh") == plain
+  with pytest.raises(ValueError, match="hidden_activation 'gelu' is not"):
+    parse(kind, hidden_activation="gelu")
+
+
+def test_rotary_bases_of_gemma3(parse):
+  config = parse("gemma3_text")
+  assert (config.rope_theta, config.rope_local_theta) == (1e6, 1e4)
+  assert config.windows == (4096,) * 5 + (None,)
+  linear = {"rope_type": "linear", "factor": 8.0}
+  scaled = parse("gemma3_text", rope_scaling=linear, rope_local_base_freq=20)
+  assert scaled.rope_scaling == models.LinearRopeScaling(factor=8.0)
+  assert scaled.rotation(0) == (20.0, None)
+  assert scaled.rotation(5) == (1e6, scaled.rope_scaling)
+  assert math.isclose(models.rotary_frequencies(scaled, 5)[0], 1 / 8)
+  assert models.rotary_frequencies(scaled)[0] == 1.0
+  # A window that hides nothing still says which base a layer has.
+  long = parse("gemma3_text", sliding_window=9, max_position_embeddings=8)
+  assert long.windows == (9,) * 5 + (None,)
+  # Without any window all layers have the one base.
+  config = parse("gemma3_text", layer_types=[_FULL] * 6)
+  assert (config.windows, config.rope_local_theta) == ((), None)
+  config = parse("gemma3_text", sliding_window_pattern=2, sliding_window=3)
+  assert config.windows == (3, None) * 3
+
+
+def test_long_rope_of_phi3(parse):
+  longrope = {"type": "longrope", "short_factor": [2.0] * 8, "long_factor": []}
+  sizes = {"original_max_position_embeddings": 64}
+  config = parse(
+    "phi3", **sizes, rope_scaling=longrope, max_position_embeddings=256
+  )
+  assert config.max_position_embeddings == 64
+  assert config.rope_scaling.factors == (2.0,) * 8
+  # Four times as long as 64, which is 4 ** 3.
+  assert math.isclose(config.rope_scaling.attention_factor, (4 / 3) ** 0.5)
+  # Within the first context nothing is stretched but by the short factors.
+  for size in (64, 32):
+    config = parse(
+      "phi3",
+      **sizes,
+      rope_scaling={**longrope, "type": "su"},
+      max_position_embeddings=size,
+    )
+    assert config.max_position_embeddings == size
+    assert config.rope_scaling.attention_factor == 1.0
+  # As transformers 5 writes it.
+  config = parse(
+    "phi3",
+    max_position_embeddings=256,
+    rope_parameters={
+      "rope_type": "longrope",
+      "rope_theta": 123.0,
+      "short_factor": [2.0] * 8,
+      "long_factor": [3.0] * 8,
+      "attention_factor": 1.5,
+      "original_max_position_embeddings": 64,
+      "factor": 4.0,
+    },
+  )
+  assert (config.rope_theta, config.max_position_embeddings) == (123.0, 64)
+  assert config.rope_scaling.attention_factor == 1.5
+  assert parse("phi3", sliding_window=2047).windows == (2047,) * 6
+
+
+@pytest.mark.parametrize(
+  ("kind", "changes", "message"),
+  [
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx is"),
+    ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights is False"),
+    ("gpt2", {"add_cross_attention": True}, "add_cross_attention is True"),
+    ("gpt2", {"activation_function": "relu"}, "activation_function 'relu'"),
+    ("gemma", {"hidden_act": "silu"}, "hidden_act 'silu' is not supported"),
+    ("gemma2", {"sliding_window_pattern": 6}, "sliding_window_pattern is 6"),
+    ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
+    ("gemma2", {"attn_logit_softcapping": -1.0}, "attn_soft_cap is -1.0"),
+    ("gemma2", {"rope_scaling": {"rope_type": "linear"}}, "'linear' is not"),
+    ("gemma3_text", {"sliding_window_pattern": 0}, "it must be at least 1"),
+    ("gemma3_text", {"use_bidirectional_attention": True}, "bidirectional"),
+    (
+      "gemma3_text",
+      {"rope_scaling": {"rope_type": "linear"}},
+      "needs a number for 'factor', found None",
+    ),
+    (
+      "gemma3_text",
+      {"rope_parameters": {_FULL: {"rope_theta": 1.0}}},
+      "an object for each of full_attention and sliding_attention",
+    ),
+    (
+      "gemma3_text",
+      {"rope_parameters": {_FULL: {}, _SLIDES: {"rope_type": "linear"}}},
+      "'linear' of sliding_attention is not supported",
+    ),
+    ("gemma3", {}, "text_config is None"),
+    (
+      "gemma3",
+      {"text_config": {"model_type": "gemma2"}},
+      "text_config has model_type 'gemma2'; only 'gemma3_text'",
+    ),
+    (
+      "gemma3",
+      {"text_config": {"use_bidirectional_attention": True}},
+      "bidirectional",
+    ),
+    ("phi3", {"partial_rotary_factor": 0.75}, "partial_rotary_factor 0.75"),
+    (
+      "phi3",
+      {"rope_scaling": {"type": "longrope", "long_factor": [1.0]}},
+      "a list of numbers for 'short_factor', found None",
+    ),
+    (
+      "phi3",
+      {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 7}},
+      "7 factors; head_dim 16 asks for 8",
+    ),
+    (
+      "phi3",
+      {
+        "rope_scaling": {
+          "type": "longrope",
+          "short_factor": [1.0] * 8,
+          "short_mscale": 1.2,
+        }
+      },
+      "'longrope' with short_mscale is not supported",
+    ),
+    (
+      "phi3",
+      {
+        "rope_scaling": {
+          "type": "longrope",
+          "short_factor": [1.0] * 8,
+          "factor": 3.0,
+        }
+      },
+      "has factor 3.0, but max_position_embeddings 4096 is 1 times",
+    ),
+  ],
+)
+def test_what_newer_families_do_not_support(parse, kind, changes, message):
+  sizes = _GPT2 if kind == "gpt2" else {}
+  with pytest.raises(ValueError, match=message) as error:
+    parse(kind, **sizes, **changes)
+  assert "config.json" in str(error.value)
 
 
 def test_the_early_spelling_of_llama(parse):

@@ -272,7 +272,7 @@ def test_windows_of_some_layers_are_refused(tmp_path, make_tiny, kind):
     checkpoints.read(path)
 
 
-@pytest.mark.parametrize("arch", ["qwen3moe", "gemma2", "phi3", "smollm3"])
+@pytest.mark.parametrize("arch", ["qwen3moe", "gemma3n", "phi2", "smollm3"])
 def test_other_architectures_are_refused_by_name(tmp_path, make_tiny, arch):
   path = make_tiny().gguf(tmp_path / "t.gguf", arch=arch)
   with pytest.raises(ValueError, match=f"general.architecture is '{arch}'"):

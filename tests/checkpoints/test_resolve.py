@@ -201,10 +201,10 @@ def test_only_what_is_needed_is_fetched(
 def test_a_model_that_is_not_supported_is_not_fetched(
   tmp_path, monkeypatch, make_tiny
 ):
-  source = make_tiny(model_type="gemma2").folder(tmp_path / "source")
+  source = make_tiny(model_type="gemma3n").folder(tmp_path / "source")
   download = _Hub(source, tmp_path / "cache")
   monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-  with pytest.raises(ValueError, match="model_type is 'gemma2'"):
+  with pytest.raises(ValueError, match="model_type is 'gemma3n'"):
     checkpoints.resolve("org/name")
   assert len(download.asked) == 1
 

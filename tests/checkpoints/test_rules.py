@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from ldjax.checkpoints import _gguf, _hugging_face, _rules
+from ldjax.checkpoints import _gguf_rules, _hugging_face, _rules
 
 F32 = np.dtype(np.float32)
 
@@ -58,7 +58,15 @@ def test_no_weight_is_read_before_all_is_checked():
 
 
 @pytest.mark.parametrize(
-  "rules", [_hugging_face.TIED, _hugging_face.UNTIED, *_gguf.RULES.values()]
+  "rules",
+  [
+    *(
+      _hugging_face.rules_of(kind, tied)
+      for kind in ("llama", *_hugging_face.TABLES)
+      for tied in (True, False)
+    ),
+    *_gguf_rules.RULES.values(),
+  ],
 )
 def test_transforms_are_known(rules):
   known = {"", "split_query_halves", "split_key_halves"}

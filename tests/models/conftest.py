@@ -19,22 +19,44 @@ def _linear(params, x):
   return out + params["bias"] if "bias" in params else out
 
 
-def _norm(params, x, eps):
-  return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * params["weight"]
+def _norm(config, params, x):
+  if config.norm == "layer":
+    x = x - x.mean(-1, keepdims=True)
+  x = x / np.sqrt((x**2).mean(-1, keepdims=True) + config.rms_norm_eps)
+  return x * (params["weight"] + (config.norm_offset or 0)) + params.get(
+    "bias", 0
+  )
 
 
 def _silu(x):
   return x / (1 + np.exp(-x))
 
 
-def _frequencies(config):
+def _act(config, x):
+  if config.activation == "silu":
+    return _silu(x)
+  inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+  return 0.5 * x * (1 + np.tanh(inner))
+
+
+def _cap(x, cap):
+  return x if cap is None else cap * np.tanh(x / cap)
+
+
+def _frequencies(config, near):
   """As the reference code of Llama 3.1 has it, by wavelengths."""
   half = config.head_dim // 2
+  theta, scaling = config.rope_theta, config.rope_scaling
+  if near and config.rope_local_theta is not None:
+    theta, scaling = config.rope_local_theta, None
   out = []
   for i in range(half):
-    frequency = 1 / config.rope_theta ** (2 * i / config.head_dim)
-    scaling = config.rope_scaling
-    if scaling is not None:
+    frequency = 1 / theta ** (2 * i / config.head_dim)
+    if isinstance(scaling, models.LinearRopeScaling):
+      frequency /= scaling.factor
+    elif isinstance(scaling, models.RopeFactors):
+      frequency /= scaling.factors[i]
+    elif scaling is not None:
       original = scaling.original_max_position_embeddings
       wavelength = 2 * math.pi / frequency
       if wavelength > original / scaling.low_freq_factor:
@@ -48,11 +70,13 @@ def _frequencies(config):
   return np.array(out)
 
 
-def _rotate(x, positions, config):
+def _rotate(x, positions, config, near):
   """Pairs (i, i + H/2) as complex numbers."""
   half = config.head_dim // 2
-  angle = positions[:, None] * _frequencies(config)[None]
+  angle = positions[:, None] * _frequencies(config, near)[None]
   turned = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * angle)[:, None]
+  if isinstance(config.rope_scaling, models.RopeFactors):
+    turned = turned * config.rope_scaling.attention_factor
   return np.concatenate([turned.real, turned.imag], axis=-1)
 
 
@@ -61,6 +85,9 @@ def _forward(config, params, tokens, positions, mask):
   size, width = len(tokens), config.head_dim
   positions = np.asarray(positions, np.float64)
   x = params["embed_tokens"]["weight"][np.asarray(tokens)]
+  x = x * config.embed_scale
+  if config.learned_positions:
+    x = x + params["embed_positions"]["weight"][positions.astype(int)]
   entering, keys_values = [], []
   for index in range(config.num_layers):
     layer = params["layers"][index]
@@ -70,34 +97,46 @@ def _forward(config, params, tokens, positions, mask):
     if window is not None:
       sight = mask & (positions[None] > positions[:, None] - window)
     entering.append(x)
-    y = _norm(layer["input_layernorm"], x, config.rms_norm_eps)
+    y = _norm(config, layer["input_layernorm"], x)
     query, key, value = (
       _linear(attention[name], y).reshape(size, -1, width)
       for name in ("q_proj", "k_proj", "v_proj")
     )
     if config.qk_norm:
-      query = _norm(attention["q_norm"], query, config.rms_norm_eps)
-      key = _norm(attention["k_norm"], key, config.rms_norm_eps)
-    if index not in config.nope_layers:
-      query = _rotate(query, positions, config)
-      key = _rotate(key, positions, config)
+      query = _norm(config, attention["q_norm"], query)
+      key = _norm(config, attention["k_norm"], key)
+    if index not in config.nope_layers and not config.learned_positions:
+      query = _rotate(query, positions, config, window is not None)
+      key = _rotate(key, positions, config, window is not None)
     keys_values.append(np.concatenate([key, value], axis=-1))
     heads = []
     for head in range(config.num_heads):
       shared = head * config.num_kv_heads // config.num_heads
-      scores = query[:, head] @ key[:, shared].T / math.sqrt(width)
+      scale = config.query_scale or 1 / math.sqrt(width)
+      scores = scale * query[:, head] @ key[:, shared].T
+      scores = _cap(scores, config.attn_soft_cap)
       scores = np.where(sight, scores, -np.inf)
       weights = np.exp(scores - scores.max(-1, keepdims=True))
       weights /= weights.sum(-1, keepdims=True)
       heads.append(weights @ value[:, shared])
-    x = x + _linear(attention["o_proj"], np.concatenate(heads, axis=-1))
-    y = _norm(layer["post_attention_layernorm"], x, config.rms_norm_eps)
-    y = _silu(_linear(mlp["gate_proj"], y)) * _linear(mlp["up_proj"], y)
-    x = x + _linear(mlp["down_proj"], y)
-  hidden = _norm(params["norm"], x, config.rms_norm_eps)
+    y = _linear(attention["o_proj"], np.concatenate(heads, axis=-1))
+    if config.output_norms:
+      y = _norm(config, layer["attention_output_norm"], y)
+    x = x + y
+    y = _norm(config, layer["post_attention_layernorm"], x)
+    up = _linear(mlp["up_proj"], y)
+    if config.mlp_gate:
+      up = _act(config, _linear(mlp["gate_proj"], y)) * up
+    else:
+      up = _act(config, up)
+    y = _linear(mlp["down_proj"], up)
+    if config.output_norms:
+      y = _norm(config, layer["mlp_output_norm"], y)
+    x = x + y
+  hidden = _norm(config, params["norm"], x)
   output = "embed_tokens" if config.tie_word_embeddings else "lm_head"
   return {
-    "logits": hidden @ params[output]["weight"].T,
+    "logits": _cap(hidden @ params[output]["weight"].T, config.final_soft_cap),
     "hidden": hidden,
     "entering": entering,
     "block_kv": keys_values,

@@ -57,6 +57,24 @@ def test_heads_of_no_size(field, value, least):
     ({"nope_layers": (-1,)}, r"nope_layers is \(-1,\)"),
     ({"nope_layers": (1, 0)}, "each to be named once and in order"),
     ({"nope_layers": (0, 0)}, "each to be named once and in order"),
+    ({"norm": "batch"}, "norm is 'batch'; it must be one of 'rms', 'layer'"),
+    ({"activation": "relu"}, "activation is 'relu'"),
+    ({"attn_soft_cap": 0.0}, r"attn_soft_cap is 0\.0; it must be above 0"),
+    ({"final_soft_cap": math.inf}, "final_soft_cap is inf"),
+    ({"query_scale": -1.0}, r"query_scale is -1\.0"),
+    ({"embed_scale": math.nan}, "embed_scale is nan"),
+    ({"rope_local_theta": 0.0}, r"rope_local_theta is 0\.0"),
+    ({"norm": "layer", "qk_norm": True}, "these belong to 'rms'"),
+    ({"norm": "layer", "norm_offset": 1.0}, "these belong to 'rms'"),
+    ({"learned_positions": True, "nope_layers": (0,)}, "so leave it out"),
+    (
+      {"rope_scaling": models.RopeFactors(factors=(1.0, 2.0))},
+      "2 factors; head_dim 6 asks for 3",
+    ),
+    (
+      {"rope_scaling": models.RopeFactors(factors=(1.0, 2.0, 0.0))},
+      "all above 0",
+    ),
   ],
 )
 def test_layers_that_do_not_fit(config, changes, message):
@@ -133,3 +151,39 @@ def test_a_turn_by_hand():
   np.testing.assert_allclose(
     _layers.rotate(x, cos, sin)[0, 0, 0], want, rtol=0, atol=1e-6
   )
+
+
+def test_one_spelling_for_one_model(config):
+  assert dataclasses.replace(config, query_scale=6**-0.5) == config
+  assert dataclasses.replace(config, rope_local_theta=5.0) == config
+  windows = {"windows": (4, None)}
+  local = dataclasses.replace(config, rope_local_theta=5.0, **windows)
+  assert local != dataclasses.replace(config, **windows)
+  assert hash(local) == hash(dataclasses.replace(local))
+
+
+def test_frequencies_of_each_kind(config):
+  """Worked by hand: heads of six have frequencies b^0, b^(-1/3), b^(-2/3)."""
+  config = dataclasses.replace(
+    config,
+    rope_theta=1000.0,
+    rope_local_theta=8.0,
+    windows=(4, None),
+    rope_scaling=models.LinearRopeScaling(factor=4.0),
+  )
+  for layer, want in ((0, [1, 0.5, 0.25]), (1, [0.25, 0.025, 0.0025])):
+    got = models.rotary_frequencies(config, layer)
+    np.testing.assert_allclose(got, want, rtol=1e-12)
+  factors = models.RopeFactors(factors=(1.0, 2.0, 5.0), attention_factor=1.5)
+  config = dataclasses.replace(config, windows=(), rope_scaling=factors)
+  np.testing.assert_allclose(
+    models.rotary_frequencies(config), [1, 0.05, 0.002], rtol=1e-12
+  )
+  cos, sin = _layers.rotary_angles(config, jnp.arange(3, dtype=jnp.int32))
+  np.testing.assert_allclose(cos[0], [1.5] * 3)
+  np.testing.assert_allclose(sin[2, 0], 1.5 * math.sin(2), rtol=1e-6)
+
+
+def test_odd_heads_without_rotary_embedding(config):
+  odd = dataclasses.replace(config, head_dim=7, learned_positions=True)
+  assert odd.head_dim == 7

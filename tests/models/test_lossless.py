@@ -25,6 +25,49 @@ _FAMILIES = {
     "nope_layers": (1,),
     "windows": (1, 5),
   },
+  "Gemma 1": {
+    "norm_offset": 1.0,
+    "embed_scale": 22**0.5,
+    "activation": "gelu_tanh",
+    "tie_word_embeddings": True,
+  },
+  "Gemma 2": {
+    "norm_offset": 1.0,
+    "embed_scale": 3.0,
+    "activation": "gelu_tanh",
+    "output_norms": True,
+    "tie_word_embeddings": True,
+    "query_scale": 0.6,
+    "attn_soft_cap": 2.0,
+    "final_soft_cap": 5.0,
+    "windows": (4, None),
+  },
+  "Gemma 3": {
+    "norm_offset": 1.0,
+    "activation": "gelu_tanh",
+    "output_norms": True,
+    "qk_norm": True,
+    "windows": (4, None),
+    "rope_theta": 300.0,
+    "rope_local_theta": 20.0,
+    "rope_scaling": models.LinearRopeScaling(factor=8.0),
+  },
+  "Phi-3": {
+    "windows": (6, 6),
+    "rope_scaling": models.RopeFactors(
+      factors=(1.1, 1.5, 2.5), attention_factor=1.3
+    ),
+  },
+  "GPT-2": {
+    "learned_positions": True,
+    "norm": "layer",
+    "activation": "gelu_tanh",
+    "mlp_gate": False,
+    "qkv_bias": True,
+    "o_bias": True,
+    "mlp_bias": True,
+    "tie_word_embeddings": True,
+  },
 }
 
 

@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from ldjax import memory, models
+from ldjax.models import _layers
 
 _MAX_LEN = 32
 
@@ -135,6 +136,49 @@ _CONFIGS = {
     "nope_layers": (1,),
     "windows": (1, 5, None),
   },
+  "Gemma 1": {
+    "norm_offset": 1.0,
+    "embed_scale": 22**0.5,
+    "activation": "gelu_tanh",
+    "tie_word_embeddings": True,
+  },
+  "Gemma 2: caps, four norms, every other window": {
+    "norm_offset": 1.0,
+    "embed_scale": 3.0,
+    "activation": "gelu_tanh",
+    "output_norms": True,
+    "tie_word_embeddings": True,
+    "query_scale": 0.6,
+    "attn_soft_cap": 2.0,
+    "final_soft_cap": 5.0,
+    "windows": (4, None),
+  },
+  "Gemma 3: two rotary bases, one of them scaled": {
+    "norm_offset": 1.0,
+    "activation": "gelu_tanh",
+    "output_norms": True,
+    "qk_norm": True,
+    "windows": (4, None),
+    "rope_theta": 300.0,
+    "rope_local_theta": 20.0,
+    "rope_scaling": models.LinearRopeScaling(factor=8.0),
+  },
+  "Phi-3: factors of each frequency": {
+    "windows": (6, 6),
+    "rope_scaling": models.RopeFactors(
+      factors=(1.1, 1.5, 2.5), attention_factor=1.3
+    ),
+  },
+  "GPT-2": {
+    "learned_positions": True,
+    "norm": "layer",
+    "activation": "gelu_tanh",
+    "mlp_gate": False,
+    "qkv_bias": True,
+    "o_bias": True,
+    "mlp_bias": True,
+    "tie_word_embeddings": True,
+  },
 }
 
 
@@ -142,7 +186,9 @@ _CONFIGS = {
   "changes",
   [
     pytest.param(
-      changes, id=name, marks=[] if "Qwen" in name else [pytest.mark.slow]
+      changes,
+      id=name,
+      marks=[] if name[:4] in ("Qwen", "GPT-") else [pytest.mark.slow],
     )
     for name, changes in _CONFIGS.items()
   ],
@@ -195,6 +241,39 @@ def test_prefix_and_tree_equal_numpy(config, numpy_forward, changes):
       np.testing.assert_allclose(mine, true, rtol=0, atol=tolerance)
   # Without a draft's wishes the features are the normed states.
   np.testing.assert_array_equal(output.features, output.hidden)
+
+
+def test_what_is_not_asked_for_is_not_computed(config):
+  """Caps and scales of one family leave nothing in the programs of others."""
+
+  def tanhs(**changes):
+    changed = dataclasses.replace(config, **changes)
+    target, params = _model(changed)
+    nodes = jax.ShapeDtypeStruct((1, 3), jnp.int32)
+    text = (
+      _run(target)
+      .lower(params, nodes, nodes, nodes, _cache(changed, 1))
+      .as_text()
+    )
+    return text.count("stablehlo.tanh")
+
+  assert tanhs() == 0
+  assert tanhs(final_soft_cap=5.0) == 1
+  # In each layer one for the prefix and one for the tree.
+  assert tanhs(attn_soft_cap=5.0) == 2 * config.num_layers
+
+
+def test_norms_with_an_offset_multiply_in_float32():
+  """1 + 2^-8 is no bf16 number: rounded before the product it would be 1."""
+  norm = _layers.RMSNorm(64, eps=1e-6, dtype=jnp.bfloat16, offset=1.0)
+  assert (norm.weight[...] == 0).all()
+  norm.weight[...] = jnp.full((64,), 2.0**-8, jnp.bfloat16)
+  x = np.random.default_rng(0).normal(size=(64,)).astype(jnp.bfloat16)
+  wide = x.astype(np.float64)
+  normed = wide / np.sqrt((wide**2).mean() + 1e-6)
+  want = (normed * (1 + 2.0**-8)).astype(jnp.bfloat16)
+  assert (want != normed.astype(jnp.bfloat16)).any()
+  np.testing.assert_array_equal(norm(jnp.asarray(x)), want)
 
 
 def test_features_are_what_enters_a_layer(config, numpy_forward):

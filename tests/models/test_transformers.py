@@ -65,6 +65,20 @@ _FAMILIES = [
     },
     "w--w",
   ),
+  ("Gemma", {"head_dim": 10, "tie_word_embeddings": True}, ""),
+  (
+    "Gemma2",
+    {
+      "head_dim": 10,
+      "sliding_window": _WINDOW,
+      "query_pre_attn_scalar": 7,
+      "attn_logit_softcapping": 2.0,
+      "final_logit_softcapping": 5.0,
+      "tie_word_embeddings": True,
+    },
+    "w-w-",
+  ),
+  ("Phi3", {"sliding_window": _WINDOW, "pad_token_id": 0}, "wwww"),
 ]
 
 

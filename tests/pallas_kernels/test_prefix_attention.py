@@ -8,8 +8,9 @@ import pytest
 from ldjax import pallas_kernels
 from ldjax.pallas_kernels._prefix_attention import _reference, _xla
 
-_attention = jax.jit(pallas_kernels.prefix_attention, static_argnames="scale")
-_definition = jax.jit(_reference.prefix_attention, static_argnames="scale")
+_STATIC = ("scale", "soft_cap")
+_attention = jax.jit(pallas_kernels.prefix_attention, static_argnames=_STATIC)
+_definition = jax.jit(_reference.prefix_attention, static_argnames=_STATIC)
 
 
 def _problem(
@@ -55,7 +56,7 @@ def _problem(
   )
 
 
-def _loop(query, pages, table, length, scale, start=None):
+def _loop(query, pages, table, length, scale, start=None, soft_cap=None):
   """One softmax a row and head in float64, reading only what is live."""
   query, pages = (np.asarray(x).astype(np.float64) for x in (query, pages))
   table = np.asarray(table)
@@ -76,6 +77,8 @@ def _loop(query, pages, table, length, scale, start=None):
       for head in range(heads):
         mine = seen[:, head // (heads // kv_heads)]
         scores = scale * mine[:, :head_dim] @ query[row, node, head]
+        if soft_cap is not None:
+          scores = soft_cap * np.tanh(scores / soft_cap)
         top = scores.max()
         weights = np.exp(scores - top)
         total = weights.sum()
@@ -144,6 +147,26 @@ def test_the_definition_says_the_same(kv_heads, page_size):
   for attention in (_definition, _attention):
     for mine, true in zip(attention(*problem, scale=0.3), want, strict=True):
       np.testing.assert_allclose(mine, true, rtol=0, atol=_FP32)
+
+
+@pytest.mark.parametrize("soft_cap", [0.5, 50.0])
+def test_a_cap_bends_the_scores_before_the_mask(soft_cap):
+  """Large scores, all but equal under a low cap; NaN in what is masked."""
+  problem = _problem(
+    9, (0, 3, 7, 270), heads=6, kv_heads=2, head_dim=10, page_size=7, nodes=5
+  )
+  rows, nodes = problem[0].shape[:2]
+  start = np.zeros((rows, nodes), np.int32)
+  start[3] = [0, 1, 255, 256, 269]
+  options = {"scale": 3.0, "soft_cap": soft_cap}
+  want = _loop(*problem, 3.0, start, soft_cap)
+  plain = _loop(*problem, 3.0, start)
+  assert np.abs(want[0] - plain[0]).max() > 1e-3
+  for attention in (_definition, _attention):
+    got = attention(*problem, start=start, **options)
+    for mine, true in zip(got, want, strict=True):
+      # Scores are of size 50 here, not 10.
+      np.testing.assert_allclose(mine, true, rtol=0, atol=5 * _FP32)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,9 @@ from ldjax import pallas_kernels
 
 _mask = jax.jit(pallas_kernels.ancestor_mask)
 _window = jax.jit(pallas_kernels.window_mask, static_argnums=2)
-_attention = jax.jit(pallas_kernels.tree_attention, static_argnames="scale")
+_attention = jax.jit(
+  pallas_kernels.tree_attention, static_argnames=("scale", "soft_cap")
+)
 
 
 def _walk(parents):
@@ -87,7 +89,9 @@ def test_a_window_of_nothing(window):
     )
 
 
-def _dense(query, block_kv, pages, table, length, mask, scale, first=None):
+def _dense(
+  query, block_kv, pages, table, length, mask, scale, first=None, soft_cap=None
+):
   """Prefix, from `first[row, node]` on, and ancestors in one softmax."""
   query, block_kv, pages = (
     np.asarray(x).astype(np.float64) for x in (query, block_kv, pages)
@@ -107,12 +111,16 @@ def _dense(query, block_kv, pages, table, length, mask, scale, first=None):
       for head in range(heads):
         mine = entries[:, head // (heads // kv_heads)]
         scores = scale * mine[:, :head_dim] @ query[row, node, head]
+        if soft_cap is not None:
+          scores = soft_cap * np.tanh(scores / soft_cap)
         weights = np.exp(scores - scores.max())
         out[row, node, head] = weights / weights.sum() @ mine[:, head_dim:]
   return out
 
 
-@pytest.mark.parametrize("window", [None, 1, 3, 8])
+@pytest.mark.parametrize(
+  ("window", "soft_cap"), [(None, None), (1, None), (3, 1.5), (8, None)]
+)
 @pytest.mark.parametrize(
   ("heads", "kv_heads", "head_dim", "dtype", "cache_dtype", "tolerance"),
   [
@@ -124,7 +132,7 @@ def _dense(query, block_kv, pages, table, length, mask, scale, first=None):
   ],
 )
 def test_equals_one_dense_softmax(
-  heads, kv_heads, head_dim, dtype, cache_dtype, tolerance, window
+  heads, kv_heads, head_dim, dtype, cache_dtype, tolerance, window, soft_cap
 ):
   rng = np.random.default_rng(1)
   lengths = np.array([0, 1, 7, 13], np.int32)
@@ -163,11 +171,11 @@ def test_equals_one_dense_softmax(
         while positions[row, node] - window >= first[row, node]:
           first[row, node] += 1
   problem = (query, block_kv, pages, table, lengths, mask)
-  got = _attention(*problem, scale=0.5, start=start)
+  got = _attention(*problem, scale=0.5, start=start, soft_cap=soft_cap)
   assert got.dtype == dtype
   np.testing.assert_allclose(
     np.asarray(got).astype(np.float64),
-    _dense(*problem, 0.5, first),
+    _dense(*problem, 0.5, first, soft_cap),
     rtol=0,
     atol=tolerance,
   )

@@ -1,5 +1,6 @@
 """A tiny model writes, a draft learns from it, and decoding gets faster."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -9,6 +10,7 @@ import pytest
 
 import ldjax
 from ldjax import _base, checkpoints, testing, training
+from ldjax.training import _pipeline
 
 PROMPTS = [[65 + i % 26, 97 + i % 7, 97 + i % 11] for i in range(150)]
 UNSEEN = [[90 - i, 99, 100 + i] for i in range(4)]
@@ -100,6 +102,18 @@ def test_corpus_of_another_model(tiny_plain, corpus, tmp_path):
   with pytest.raises(ValueError, match="features of 20 numbers, the draft"):
     training.train_draft(tiny_plain, narrow, config, tmp_path / "out", settings)
   assert not pathlib.Path(tmp_path / "out").exists()
+
+
+def test_only_a_layer_of_the_same_kind_is_taken_over(tiny):
+  # Gemma 1's layers have a Llama's shapes, and weights that mean other things.
+  gemma = dataclasses.replace(
+    tiny.config, norm_offset=1.0, activation="gelu_tanh"
+  )
+  for target, alike in ((tiny.config, True), (gemma, False)):
+    for kind in training.KINDS:
+      config = training.draft_config(kind, target, vocab_size=200)
+      wanted = alike or kind != "eagle"
+      assert _pipeline._begins_alike(config, target) == wanted
 
 
 def test_the_frame_of_a_question(tiny):

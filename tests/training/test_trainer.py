@@ -62,9 +62,13 @@ def _softmax(x):
   return x / x.sum(-1, keepdims=True)
 
 
-@pytest.mark.parametrize("hardness", [0.0, 0.4, 1.0])
-def test_loss_is_the_cross_entropy(parts, windows, hardness):
+@pytest.mark.parametrize(
+  ("hardness", "cap"), [(0.0, None), (0.4, 1.5), (1.0, None)]
+)
+def test_loss_is_the_cross_entropy(parts, windows, hardness, cap):
   _, heads, params, teacher = parts
+  if cap is not None:
+    teacher = teacher._replace(soft_cap=jnp.float32(cap))
   batch = windows.at(0, 3, 0)
   got = jax.jit(
     lambda: _loss.loss(
@@ -96,7 +100,10 @@ def test_loss_is_the_cross_entropy(parts, windows, hardness):
         right += int(label == logits[row, t, d].argmax())
         if label < 0:
           continue
-        opinion = _softmax(features[row, goal - 1] @ teacher.output.T)
+        scores = features[row, goal - 1] @ teacher.output.T
+        if cap is not None:
+          scores = cap * np.tanh(scores / cap)
+        opinion = _softmax(scores)
         values.append(
           -(1 - hardness) * (opinion * likely).sum() - hardness * likely[label]
         )

@@ -18,6 +18,7 @@ def prefix_attention(
   *,
   scale: float,
   start: Array | None = None,
+  soft_cap: float | None = None,
 ) -> tuple[Array, Array]:
   """Attends T queries of each row to the row's committed prefix.
 
@@ -34,6 +35,8 @@ def prefix_attention(
     start: [R, T] int32, the first position that each query sees, as a sliding
       window sets it; None for position 0. What no query of a row sees changes
       nothing for that row, NaN included, and costs nothing beyond its page.
+    soft_cap: scaled scores s become soft_cap * tanh(s / soft_cap); None for no
+      cap.
 
   Returns:
     Output [R, T, N, H] and log-sum-exp of the scores [R, T, N], both float32.
@@ -50,7 +53,7 @@ def prefix_attention(
 
   Source: Kwon et al. 2023, "Efficient memory management for large language
   model serving with PagedAttention"; Milakov and Gimelshein 2018 for the
-  running softmax.
+  running softmax; the Gemma team 2024 (Gemma 2) for the cap.
   """
   rows, _, heads, head_dim = query.shape
   kv_heads = pages.shape[1]
@@ -64,5 +67,11 @@ def prefix_attention(
       f"{heads} query heads are no multiple of {kv_heads} key/value heads"
     )
   return _xla.prefix_attention(
-    query, pages, block_table, length, scale=scale, start=start
+    query,
+    pages,
+    block_table,
+    length,
+    scale=scale,
+    start=start,
+    soft_cap=soft_cap,
   )

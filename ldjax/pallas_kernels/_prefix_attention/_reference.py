@@ -16,6 +16,7 @@ def prefix_attention(
   *,
   scale: float,
   start: Array | None = None,
+  soft_cap: float | None = None,
 ) -> tuple[Array, Array]:
   """Gathers the whole block table, masks, and takes one softmax.
 
@@ -44,6 +45,8 @@ def prefix_attention(
     key,
     precision=jax.lax.Precision.HIGHEST,
   )
+  if soft_cap is not None:
+    scores = soft_cap * jnp.tanh(scores / soft_cap)
   scores = jnp.where(seen[:, :, None, None], scores, -jnp.inf)
   lse = jax.nn.logsumexp(scores, axis=-1)
   weights = jnp.exp(scores - jnp.maximum(lse, -1e30)[..., None])

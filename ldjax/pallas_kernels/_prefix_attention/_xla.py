@@ -26,6 +26,7 @@ def prefix_attention(
   *,
   scale: float,
   start: Array | None = None,
+  soft_cap: float | None = None,
 ) -> tuple[Array, Array]:
   """See `ldjax.pallas_kernels.prefix_attention`."""
   rows, num_query, heads, head_dim = query.shape
@@ -100,6 +101,8 @@ def prefix_attention(
       precision=precision,
       preferred_element_type=jnp.float32,
     )
+    if soft_cap is not None:
+      scores = soft_cap * jnp.tanh(scores / soft_cap)
     scores = jnp.where(seen, scores, -jnp.inf)
     new_top = jnp.maximum(top, scores.max(-1))
     weights = jnp.exp(scores - new_top[..., None])

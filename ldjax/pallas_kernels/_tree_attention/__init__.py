@@ -87,6 +87,7 @@ def tree_attention(
   *,
   scale: float,
   start: Array | None = None,
+  soft_cap: float | None = None,
 ) -> Array:
   """Attends each tree node to the committed prefix and to its ancestors.
 
@@ -101,6 +102,7 @@ def tree_attention(
     scale: multiplies the scores.
     start: [R, T] int32, the first position of the prefix that each node sees,
       see `window_mask`; None for position 0.
+    soft_cap: of the scaled scores, see `prefix_attention`.
 
   Returns:
     [R, T, N, H] in the query's dtype.
@@ -118,7 +120,13 @@ def tree_attention(
   chex.assert_shape(block_kv, (rows, num_nodes, kv_heads, 2 * head_dim))
   chex.assert_shape(mask, (rows, num_nodes, num_nodes))
   prefix_out, prefix_lse = _prefix_attention.prefix_attention(
-    query, pages, block_table, length, scale=scale, start=start
+    query,
+    pages,
+    block_table,
+    length,
+    scale=scale,
+    start=start,
+    soft_cap=soft_cap,
   )
   dtype = query.dtype
   precision = (
@@ -134,6 +142,8 @@ def tree_attention(
     precision=precision,
     preferred_element_type=jnp.float32,
   )
+  if soft_cap is not None:
+    scores = soft_cap * jnp.tanh(scores / soft_cap)
   scores = jnp.where(mask[:, None, :, None], scores, -jnp.inf)
   lse = jax.nn.logsumexp(scores, axis=-1)
   # Weights relative to the merged log-sum-exp: both parts then just add up.
