@@ -76,7 +76,7 @@ _FAMILIES = {
 }
 
 
-class _Keys:
+class Keys:
   """Typed access to a config.json, with errors that name file and key."""
 
   def __init__(
@@ -126,7 +126,12 @@ class _Keys:
     return value[:num_layers]
 
 
-def _rope(keys: _Keys) -> tuple[float, models.RopeScaling | None]:
+def rope(keys: Keys) -> tuple[float, models.RopeScaling | None]:
+  """Base of the rotary frequencies and their stretch, of a config.json.
+
+  Raises:
+    ValueError: for what is malformed or not supported, by name.
+  """
   # transformers 5 moved the base into `rope_parameters`; 4 has `rope_theta`
   # beside `rope_scaling`, whose kind is `rope_type` or, older, `type`.
   file = keys.file
@@ -138,7 +143,7 @@ def _rope(keys: _Keys) -> tuple[float, models.RopeScaling | None]:
       f"{file}: rope_parameters differ by layer type ({', '.join(settings)});"
       " one set for all layers is supported"
     )
-  inner = _Keys(settings, {}, file)
+  inner = Keys(settings, {}, file)
   theta = inner.number("rope_theta", keys.number("rope_theta", 10000.0))
   partial = inner.get(
     "partial_rotary_factor", keys.get("partial_rotary_factor")
@@ -180,7 +185,7 @@ def _rope(keys: _Keys) -> tuple[float, models.RopeScaling | None]:
   )
 
 
-def _nope_layers(keys: _Keys, num_layers: int) -> tuple[int, ...]:
+def _nope_layers(keys: Keys, num_layers: int) -> tuple[int, ...]:
   # 1 stands for a layer with rotary embedding, 0 for one without.
   flags = keys.layers("no_rope_layers", num_layers)
   if flags is None:
@@ -199,7 +204,7 @@ def _nope_layers(keys: _Keys, num_layers: int) -> tuple[int, ...]:
 
 
 def _windows(
-  keys: _Keys,
+  keys: Keys,
   family: _Family,
   num_layers: int,
   nope_layers: tuple[int, ...],
@@ -299,7 +304,7 @@ def parse_config(
     ValueError: for what is missing, malformed or not supported.
   """
   family = _refuse(raw, file)
-  keys = _Keys(raw, family.absent, file)
+  keys = Keys(raw, family.absent, file)
   hidden, heads = (
     keys.integer("hidden_size"),
     keys.integer("num_attention_heads"),
@@ -309,7 +314,7 @@ def parse_config(
       f"{file}: hidden_size {hidden} is not a multiple of num_attention_heads"
       f" {heads}, and head_dim is not given"
     )
-  theta, scaling = _rope(keys)
+  theta, scaling = rope(keys)
   num_layers = keys.integer("num_hidden_layers")
   nope_layers = (
     _nope_layers(keys, num_layers) if family.windows == "nope" else ()

@@ -7,7 +7,7 @@ import os
 import pathlib
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -64,19 +64,57 @@ def _section(raw: dict[str, Any], key: str, file: pathlib.Path) -> Any:
   return value
 
 
-def _only(says: dict[str, Any], wanted: Any, what: str, file: Any) -> None:
+def _only(
+  says: dict[str, Any],
+  wanted: Any,
+  what: str,
+  file: Any,
+  optional: Container[str] = (),
+) -> None:
   for key in says:
     if key not in wanted:
       raise ValueError(
         f"{file}: {what} holds {key}, which this version does not know"
       )
   for key in wanted:
-    if key not in says:
+    if key not in says and key not in optional:
       raise ValueError(f"{file}: {what} lacks {key}")
 
 
 def _word(kind: Any) -> str:
   return kind.__name__ if isinstance(kind, type) else str(kind)
+
+
+def _parse_fields(
+  cls: Any, says: dict[str, Any], what: str, file: pathlib.Path
+) -> Any:
+  """A dataclass from its fields; one with a default may be left out."""
+  fields = {field.name: field for field in dataclasses.fields(cls)}
+  optional = [
+    name
+    for name, field in fields.items()
+    if field.default is not dataclasses.MISSING
+  ]
+  _only(says, fields, what, file, optional)
+  values = {}
+  for key, value in says.items():
+    kind: Any = fields[key].type
+    inner = [x for x in typing.get_args(kind) if dataclasses.is_dataclass(x)]
+    if inner and isinstance(value, dict):
+      value = _parse_fields(inner[0], value, key, file)
+    elif kind is float and type(value) is int:
+      value = float(value)
+    if not isinstance(value, kind) or (
+      isinstance(value, bool) and kind is not bool
+    ):
+      raise ValueError(
+        f"{file}: {key} is {value!r}; {_word(kind)} is wanted there"
+      )
+    values[key] = value
+  try:
+    return cls(**values)
+  except ValueError as error:
+    raise ValueError(f"{file}: {error}") from error
 
 
 def _parse_config(raw: dict[str, Any], file: pathlib.Path) -> Any:
@@ -86,25 +124,7 @@ def _parse_config(raw: dict[str, Any], file: pathlib.Path) -> Any:
       f"{file}: kind is {raw.get('kind')!r}; known are"
       f" {', '.join(sorted(_KINDS))}"
     )
-  sizes = _section(raw, "sizes", file)
-  fields: dict[str, Any] = {
-    field.name: field.type for field in dataclasses.fields(cls)
-  }
-  _only(sizes, fields, "sizes", file)
-  for key, kind in fields.items():
-    value = sizes[key]
-    if kind is float and type(value) is int:
-      sizes[key] = float(value)
-    elif not isinstance(value, kind) or (
-      isinstance(value, bool) and kind is not bool
-    ):
-      raise ValueError(
-        f"{file}: {key} is {value!r}; {_word(kind)} is wanted there"
-      )
-  try:
-    return cls(**sizes)
-  except ValueError as error:
-    raise ValueError(f"{file}: {error}") from error
+  return _parse_fields(cls, _section(raw, "sizes", file), "sizes", file)
 
 
 def _parse_target(raw: dict[str, Any], file: pathlib.Path) -> DraftTarget:
@@ -125,7 +145,7 @@ def _check_same(
 ) -> None:
   vocab = config.target_vocab_size or config.vocab_size
   for key, have, want in (
-    ("hidden_size", config.feature_size, target.hidden_size),
+    ("hidden_size", models.target_width(config), target.hidden_size),
     ("vocab_size", vocab, target.vocab_size),
   ):
     if have != want:
@@ -147,23 +167,6 @@ def _check_target(
       f"{folder}: made for {target.name!r} with {made}; this target has {this}."
       " Train a draft for this one"
     )
-
-
-def _finite(array: np.ndarray, name: str, where: str) -> np.ndarray:
-  bad = np.count_nonzero(~np.isfinite(array))
-  if bad:
-    raise ValueError(
-      f"{where}tensor {name!r} holds {bad} values that are not finite, of"
-      f" {array.size}"
-    )
-  return array
-
-
-def _checked(tensor: _rules.Tensor, file: pathlib.Path) -> _rules.Tensor:
-  def read() -> np.ndarray:
-    return _finite(tensor.read(), tensor.name, f"{file}: ")
-
-  return dataclasses.replace(tensor, read=read)
 
 
 def _name(path: _rules.Path) -> str:
@@ -195,6 +198,12 @@ def _read_weights(
   with _safetensors.Reader() as reader:
     tensors = reader.tensors(file, (_IDS,))
     floats = [tensor for tensor in tensors if tensor.name != _IDS]
+    for tensor in tensors:
+      if tensor.name == _IDS and tensor.dtype != np.int32:
+        raise ValueError(
+          f"{file}: tensor {_IDS!r} is of type {tensor.dtype.name}; only int32"
+          " can be read"
+        )
     dtype = dtype or _rules.common_dtype(floats)
     abstract = models.abstract_draft(config, dtype)
     rules = [
@@ -202,7 +211,7 @@ def _read_weights(
       for path in _rules.flatten(abstract)
     ]
     planned = _rules.plan(
-      rules, [_checked(tensor, file) for tensor in tensors], abstract
+      rules, [_rules.checked(tensor, file) for tensor in tensors], abstract
     )
     ids = planned.pop((_IDS,), None)
     # The map is small, and what is wrong with it is told first.
@@ -314,7 +323,7 @@ def _stored(
     else:
       array = _rules.cast(array, dtype or array.dtype, name)
       _read.float_dtype(array.dtype)
-      _finite(array, name, "params: ")
+      _rules.finite(array, name, "params: ")
     tensors[name] = np.ascontiguousarray(array)
   borrowed = {("embed", "weight")}
   if config.shared_output:

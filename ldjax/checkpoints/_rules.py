@@ -86,6 +86,35 @@ def offer(
   return Tensor(name, file.name, tuple(shape), dtypes[kind], read)
 
 
+def finite(array: np.ndarray, name: str, where: str) -> np.ndarray:
+  """The array, if all of its values are finite.
+
+  Args:
+    array: of floats, integers or truth values.
+    name: of the tensor.
+    where: what the message begins with.
+
+  Raises:
+    ValueError: naming the tensor.
+  """
+  bad = np.count_nonzero(~np.isfinite(array))
+  if bad:
+    raise ValueError(
+      f"{where}tensor {name!r} holds {bad} values that are not finite, of"
+      f" {array.size}"
+    )
+  return array
+
+
+def checked(tensor: Tensor, file: pathlib.Path) -> Tensor:
+  """The tensor, which raises ValueError as it is read if it is not finite."""
+
+  def read() -> np.ndarray:
+    return finite(tensor.read(), tensor.name, f"{file}: ")
+
+  return dataclasses.replace(tensor, read=read)
+
+
 def _show(path: Path) -> str:
   return ".".join(str(part) for part in path)
 
@@ -133,6 +162,25 @@ def _match(rules: Iterable[Rule], tensor: Tensor) -> tuple[Rule, Path | None]:
     return rule, None
   parts = rule.target.format(*found.groups()).split("/")
   return rule, tuple(int(p) if p.isdecimal() else p for p in parts)
+
+
+def targets(
+  rules: Iterable[Rule], tensors: Iterable[Tensor]
+) -> dict[Path, Tensor]:
+  """The tensors of a file by the parameters that they would be.
+
+  For what a file's shapes tell of its configuration; `plan` checks the rest.
+
+  Raises:
+    ValueError: for a tensor that no rule or more than one rule knows.
+  """
+  rules = tuple(rules)
+  found = {}
+  for tensor in tensors:
+    _, path = _match(rules, tensor)
+    if path is not None:
+      found[path] = tensor
+  return found
 
 
 def plan(

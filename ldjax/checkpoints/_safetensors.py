@@ -15,12 +15,16 @@ from ldjax.checkpoints import _rules
 
 INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-_DTYPES = {
+_DTYPES: dict[str, np.dtype[Any]] = {
   "BF16": np.dtype(jnp.bfloat16),
   "F16": np.dtype(np.float16),
   "F32": np.dtype(np.float32),
 }
-_INT32 = {"I32": np.dtype(np.int32)}
+_INTEGERS: dict[str, np.dtype[Any]] = {
+  "I32": np.dtype(np.int32),
+  "I64": np.dtype(np.int64),
+  "BOOL": np.dtype(np.bool_),
+}
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
@@ -105,7 +109,8 @@ class Reader(contextlib.ExitStack):
 
     Args:
       path: the file.
-      integers: names of tensors that must be int32; all others are floats.
+      integers: names of tensors that must be integers or truth values; all
+        others are floats.
 
     Raises:
       ValueError: for a damaged or truncated file, or a tensor of another type.
@@ -126,7 +131,7 @@ class Reader(contextlib.ExitStack):
           path,
           piece.get_shape(),
           piece.get_dtype(),
-          _INT32 if name in integers else _DTYPES,
+          _INTEGERS if name in integers else _DTYPES,
           functools.partial(file.get_tensor, name),
         )
       )
