@@ -1,6 +1,7 @@
 """Tiny models written by scripts of their own: the oracle of the readers."""
 
 import dataclasses
+import importlib.util
 import json
 import pathlib
 from typing import Any
@@ -222,3 +223,13 @@ def make_tiny():
 def bfloat16():
   """NumPy's bf16, without JAX and without torch."""
   return np.dtype(ml_dtypes.bfloat16)
+
+
+@pytest.fixture(scope="session")
+def write_torch():
+  """What torch.save writes of a dict of arrays: `write_torch(path, arrays)`."""
+  path = pathlib.Path(__file__).with_name("test_torch_file.py")
+  spec = importlib.util.spec_from_file_location("_torch_writer", path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module.write
