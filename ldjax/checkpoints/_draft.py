@@ -7,7 +7,7 @@ import os
 import pathlib
 import re
 import typing
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ import numpy as np
 import safetensors.numpy
 
 from ldjax import models
-from ldjax.checkpoints import _medusa, _read, _rules, _safetensors
+from ldjax.checkpoints import _fields, _medusa, _read, _rules, _safetensors
 
 _FORMAT, _VERSION = "ldjax-draft", 1
 _WEIGHTS = "draft.safetensors"
@@ -57,66 +57,6 @@ class DraftFile(NamedTuple):
   calibration: dict[str, Any]
 
 
-def _section(raw: dict[str, Any], key: str, file: pathlib.Path) -> Any:
-  value = raw.get(key)
-  if not isinstance(value, dict):
-    raise ValueError(f"{file}: {key} is {value!r}; an object is wanted there")
-  return value
-
-
-def _only(
-  says: dict[str, Any],
-  wanted: Any,
-  what: str,
-  file: Any,
-  optional: Container[str] = (),
-) -> None:
-  for key in says:
-    if key not in wanted:
-      raise ValueError(
-        f"{file}: {what} holds {key}, which this version does not know"
-      )
-  for key in wanted:
-    if key not in says and key not in optional:
-      raise ValueError(f"{file}: {what} lacks {key}")
-
-
-def _word(kind: Any) -> str:
-  return kind.__name__ if isinstance(kind, type) else str(kind)
-
-
-def _parse_fields(
-  cls: Any, says: dict[str, Any], what: str, file: pathlib.Path
-) -> Any:
-  """A dataclass from its fields; one with a default may be left out."""
-  fields = {field.name: field for field in dataclasses.fields(cls)}
-  optional = [
-    name
-    for name, field in fields.items()
-    if field.default is not dataclasses.MISSING
-  ]
-  _only(says, fields, what, file, optional)
-  values = {}
-  for key, value in says.items():
-    kind: Any = fields[key].type
-    inner = [x for x in typing.get_args(kind) if dataclasses.is_dataclass(x)]
-    if inner and isinstance(value, dict):
-      value = _parse_fields(inner[0], value, key, file)
-    elif kind is float and type(value) is int:
-      value = float(value)
-    if not isinstance(value, kind) or (
-      isinstance(value, bool) and kind is not bool
-    ):
-      raise ValueError(
-        f"{file}: {key} is {value!r}; {_word(kind)} is wanted there"
-      )
-    values[key] = value
-  try:
-    return cls(**values)
-  except ValueError as error:
-    raise ValueError(f"{file}: {error}") from error
-
-
 def _parse_config(raw: dict[str, Any], file: pathlib.Path) -> Any:
   cls = _KINDS.get(str(raw.get("kind")))
   if cls is None:
@@ -124,17 +64,17 @@ def _parse_config(raw: dict[str, Any], file: pathlib.Path) -> Any:
       f"{file}: kind is {raw.get('kind')!r}; known are"
       f" {', '.join(sorted(_KINDS))}"
     )
-  return _parse_fields(cls, _section(raw, "sizes", file), "sizes", file)
+  return _fields.parse(cls, _fields.section(raw, "sizes", file), "sizes", file)
 
 
 def _parse_target(raw: dict[str, Any], file: pathlib.Path) -> DraftTarget:
-  says = _section(raw, "target", file)
-  _only(says, DraftTarget._fields, "target", file)
+  says = _fields.section(raw, "target", file)
+  _fields.only(says, DraftTarget._fields, "target", file)
   for key, value in says.items():
     kind = str if key == "name" else int
     if type(value) is not kind:
       raise ValueError(
-        f"{file}: the target's {key} is {value!r}; {_word(kind)} is wanted"
+        f"{file}: the target's {key} is {value!r}; {_fields.word(kind)} is wanted"
         " there"
       )
   return DraftTarget(**says)
@@ -294,11 +234,11 @@ def read_draft(
         f"{file}: {key} is {raw.get(key)!r}; this ldjax reads {known!r}"
       )
   keys = ("format", "version", "kind", "sizes", "target", "calibration")
-  _only(raw, keys, "it", file)
+  _fields.only(raw, keys, "it", file)
   config, target = _parse_config(raw, file), _parse_target(raw, file)
   _check_same(config, target, f"{file}: ")
   _check_target(target, target_config, folder)
-  calibration = _section(raw, "calibration", file)
+  calibration = _fields.section(raw, "calibration", file)
   params = _read_weights(config, folder / _WEIGHTS, wanted, progress, place)
   return DraftFile(config, params, target.name, calibration)
 

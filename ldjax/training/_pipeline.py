@@ -217,7 +217,7 @@ def train_draft(
       features are not in a corpus.
   """
   folder = pathlib.Path(folder)
-  if models.feature_layers(config, model.config.num_layers):
+  if isinstance(config, models.Eagle3Config):
     raise ValueError(
       f"a draft of kind {config.kind!r} reads states of several target layers,"
       " and a corpus holds the final one; train another kind:"

@@ -1,5 +1,6 @@
 """A tiny model writes, a draft learns from it, and decoding gets faster."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 import ldjax
-from ldjax import _base, checkpoints, testing, training
+from ldjax import _base, checkpoints, models, testing, training
 
 PROMPTS = [[65 + i % 26, 97 + i % 7, 97 + i % 11] for i in range(150)]
 UNSEEN = [[90 - i, 99, 100 + i] for i in range(4)]
@@ -100,6 +101,47 @@ def test_corpus_of_another_model(tiny_plain, corpus, tmp_path):
   with pytest.raises(ValueError, match="features of 20 numbers, the draft"):
     training.train_draft(tiny_plain, narrow, config, tmp_path / "out", settings)
   assert not pathlib.Path(tmp_path / "out").exists()
+
+
+def test_eagle3_is_not_trained(tiny_plain, corpus, tmp_path):
+  config = models.Eagle3Config(
+    depth=2,
+    hidden_size=24,
+    intermediate_size=10,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=6,
+    vocab_size=262,
+  )
+  with pytest.raises(ValueError, match="'eagle3' reads states of several"):
+    training.train_draft(
+      tiny_plain, corpus, config, tmp_path / "out", training.TrainConfig()
+    )
+  assert not (tmp_path / "out").exists()
+
+
+def test_texts_hold_the_final_state_whatever_the_draft_reads(
+  tiny_plain, tmp_path
+):
+  def written(model, name):
+    corpus = training.write_texts(
+      model,
+      tmp_path / name,
+      tokens=20,
+      prompts=PROMPTS[:2],
+      max_new_tokens=4,
+      batch=2,
+    )
+    return [text for file in corpus.files for text in corpus.read(file).texts()]
+
+  showing, _ = models.functionalize(
+    models.abstract_model(tiny_plain.config, feature_layers=(0, 1))
+  )
+  wide = dataclasses.replace(tiny_plain, target=showing, feature_layers=(0, 1))
+  for one, two in zip(
+    written(wide, "wide"), written(tiny_plain, "plain"), strict=True
+  ):
+    np.testing.assert_array_equal(one.features, two.features)
 
 
 def test_the_frame_of_a_question(tiny):
