@@ -74,8 +74,8 @@ def _parse_target(raw: dict[str, Any], file: pathlib.Path) -> DraftTarget:
     kind = str if key == "name" else int
     if type(value) is not kind:
       raise ValueError(
-        f"{file}: the target's {key} is {value!r}; {_fields.word(kind)} is wanted"
-        " there"
+        f"{file}: the target's {key} is {value!r}; {_fields.word(kind)} is"
+        " wanted there"
       )
   return DraftTarget(**says)
 

@@ -127,7 +127,7 @@ class Shapes:
     shared = self.rows(*attention, "k_proj", "weight")
     heads = keys.integer("num_attention_heads")
     width = keys.integer("head_dim", queries // heads if heads > 0 else 0)
-    if heads < 1 or heads * width != queries:
+    if heads < 1 or width < 1 or heads * width != queries:
       raise ValueError(
         f"{file}: {heads} num_attention_heads of a head_dim of {width} make"
         f" {heads * width} rows, but q_proj.weight has {queries}"
@@ -264,7 +264,7 @@ def build(
     ), None
   size = shapes.rows("output", "weight")
   shapes.prefer(size, "draft_vocab_size")
-  if size > vocab:
+  if not 1 <= size <= vocab:
     raise ValueError(
       f"{says.file.parent}: the draft guesses {size} tokens, the target has"
       f" {vocab}; it was made for another model"

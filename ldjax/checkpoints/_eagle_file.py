@@ -229,9 +229,13 @@ def read_eagle(
     _check_target(tensors, says, hidden, target_config)
     maps: dict[str, _rules.Tensor] = {}
     if third:
-      maps = {
-        x.name.removeprefix("model."): x for x in tensors if x.name in _MAPS
-      }
+      found = [x for x in tensors if x.name in _MAPS]
+      maps = {x.name.removeprefix("model."): x for x in found}
+      if len(maps) < len(found):
+        raise ValueError(
+          f"{folder}: {', '.join(x.name for x in found)}: a map of tokens is"
+          " given twice"
+        )
       tensors = [x for x in tensors if x.name not in _MAPS]
     rules = EAGLE3 if third else EAGLE
     shapes = _eagle_config.Shapes(rules, tensors, says)

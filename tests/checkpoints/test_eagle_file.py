@@ -585,6 +585,21 @@ ONES = np.ones(E, np.float32)
       _put("lm_head.weight", np.ones((40, E), np.float32)),
       "guesses 40 tokens, the target has 31; .* another model",
     ),
+    (
+      True,
+      _put("lm_head.weight", np.ones((0, E), np.float32)),
+      "guesses 0 tokens, the target has 31",
+    ),
+    (
+      True,
+      _put("midlayer.self_attn.q_proj.weight", np.ones((0, 24), np.float32)),
+      "head_dim of 4 make 24 rows, but q_proj.weight has 0",
+    ),
+    (
+      True,
+      _put("model.d2t", np.zeros(W, int)),
+      "a map of tokens is given twice",
+    ),
     (True, _poison("norm.weight", np.nan), "'norm.weight' holds 1 values"),
     (True, _poison("fc.weight", -np.inf), "'fc.weight' holds 1 values"),
     (False, _poison("fc.bias", np.nan), "'fc.bias' holds 1 values"),
