@@ -16,7 +16,26 @@ Array = typing.Array
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerConfig:
-  """The fields that `EagleConfig` and `Eagle3Config` share; see there."""
+  """What the shapes of `EagleDraft` and `Eagle3Draft` have in common.
+
+  Args:
+    depth: D, tokens ahead that it guesses.
+    hidden_size: E, that of the target.
+    intermediate_size: F, the feed-forward width.
+    num_heads: N, query heads.
+    num_kv_heads: K, key/value heads; divides N.
+    head_dim: H.
+    vocab_size: W, tokens that it can guess.
+    target_vocab_size: V, where it guesses only a part of the target's
+      vocabulary; None where W is all of it.
+    qkv_bias: whether q, k and v projections carry a bias.
+    rope_theta: base of the rotary frequencies.
+    rope_scaling: the `llama3` stretch of them, or None.
+    rms_norm_eps: added to the mean square in every norm.
+
+  Raises:
+    ValueError: for sizes that no draft can have.
+  """
 
   depth: int
   hidden_size: int
@@ -172,6 +191,7 @@ class EagleHeads(_heads.Heads):
   """
 
   layer: Layer
+  """The decoder layer, which a family makes."""
 
   @staticmethod
   def empty(
