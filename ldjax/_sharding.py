@@ -5,6 +5,7 @@ partitioning derives the communication from where its inputs lie.
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -107,11 +108,13 @@ def param_spec(
   if layer in _BY_OUTPUT:
     parts = shape[0]
   elif layer == "q_proj":
-    parts = config.num_heads
+    # A draft's layer may have other heads than the target.
+    parts = math.gcd(config.num_heads, shape[0])
   elif layer in ("k_proj", "v_proj"):
-    parts = config.num_kv_heads
+    parts = math.gcd(config.num_kv_heads, shape[0])
   elif len(shape) == 2 and layer in ("o_proj", "down_proj"):
-    parts = config.num_heads if layer == "o_proj" else shape[1]
+    heads = math.gcd(config.num_heads, shape[1])
+    parts = heads if layer == "o_proj" else shape[1]
     by_output = False
   axis = _axis(mesh, "tensor", parts)
   if axis is None:

@@ -80,6 +80,8 @@ class LanguageModel:
   preallocates: bool = False
   """Whether a sequence is counted as taking `max_len` positions of the cache
   from the start."""
+  feature_layers: tuple[int, ...] = ()
+  """Layers whose inputs `target` shows the draft; () for the final state."""
 
   @property
   def draft(self) -> decoding.DraftFn:
@@ -172,6 +174,22 @@ def decoder_with(
   return _decoder(
     model.target, draft, model.init_cache, model.max_len, model.mesh
   )
+
+
+def _feature_layers(
+  drafts: _drafts.Drafts, config: models.TransformerConfig
+) -> tuple[int, ...]:
+  """What the target must show these drafts."""
+  if drafts.config is None:
+    return ()
+  return models.feature_layers(drafts.config, config.num_layers)
+
+
+def _target(
+  config: models.TransformerConfig, dtype: Any, feature_layers: tuple[int, ...]
+) -> decoding.TargetFn:
+  model = models.abstract_model(config, dtype, feature_layers)
+  return models.functionalize(model)[0]
 
 
 def _rungs(
@@ -288,10 +306,11 @@ def load(
     progress=progress,
     place=place,
   )
+  feature_layers = _feature_layers(drafts, config)
   checkpoint = checkpoints.read(
     file, dtype=dtype, progress=progress, place=place
   )
-  target, _ = models.functionalize(models.abstract_model(config, dtype))
+  target = _target(config, dtype, feature_layers)
   return LanguageModel(
     name=checkpoint.name,
     config=config,
@@ -312,6 +331,7 @@ def load(
     num_pages=num_pages,
     prefill_chunks=(16, 64) if on_cpu else (64, 512),
     mesh=mesh,
+    feature_layers=feature_layers,
   )
 
 
@@ -341,18 +361,26 @@ def with_draft(
     plain = ldjax.with_draft(model, "none")
   """
   target_params = model.params.target
+  dtype = jax.tree.leaves(target_params)[0].dtype
   drafts = _drafts.read(
     draft,
     tree,
     model_name=model.name,
     config=model.config,
-    dtype=jax.tree.leaves(target_params)[0].dtype,
+    dtype=dtype,
     max_len=model.max_len,
     place=_place(model.mesh, model.config),
   )
   weights = _drafts.borrow(drafts, target_params)
   if isinstance(draft, decoding.DraftFn):
     weights = draft_params
+  feature_layers = _feature_layers(drafts, model.config)
+  if feature_layers != model.feature_layers:
+    model = dataclasses.replace(
+      model,
+      target=_target(model.config, dtype, feature_layers),
+      feature_layers=feature_layers,
+    )
   return dataclasses.replace(
     model,
     params=decoding.DecoderParams(target_params, weights),

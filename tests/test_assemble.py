@@ -365,6 +365,77 @@ class TestMemoisation:
       assert jax.tree.structure(shapes[0]) == jax.tree.structure(shapes[1])
 
 
+class TestFeatureLayers:
+  """The target shows an EAGLE-3 draft the layers that it asks for."""
+
+  @pytest.fixture
+  def six_layers(self, tiny_folder, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("deep") / "six"
+    shutil.copytree(tiny_folder, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["num_hidden_layers"] = 6
+    (folder / "config.json").write_text(json.dumps(config))
+    file = folder / "model.safetensors"
+    weights = safetensors.numpy.load_file(file)
+    for name, array in list(weights.items()):
+      for layer in range(2, 6):
+        copy = name.replace("layers.1.", f"layers.{layer}.")
+        weights[copy] = array if copy == name else array / layer
+    safetensors.numpy.save_file(weights, file)
+    return folder
+
+  @pytest.fixture
+  def write_eagle3(self, tmp_path_factory):
+    config = models.Eagle3Config(
+      depth=2,
+      hidden_size=24,
+      intermediate_size=10,
+      num_heads=2,
+      num_kv_heads=1,
+      head_dim=6,
+      vocab_size=262,
+    )
+
+    def write(num_layers):
+      folder = tmp_path_factory.mktemp("eagle3")
+      checkpoints.write_draft(
+        folder,
+        config,
+        models.init_draft(config, jax.random.key(0)),
+        target=checkpoints.DraftTarget("six", 24, 262, num_layers),
+      )
+      return folder
+
+    return write
+
+  def test_there_and_back(self, six_layers, write_eagle3):
+    folder = write_eagle3(6)
+    plain = ldjax.load(six_layers, draft="none")
+    model = ldjax.load(six_layers, draft=folder)
+    assert (plain.feature_layers, model.feature_layers) == ((), (2, 3, 3))
+    assert model.target is not plain.target
+    for draft in ("none", "ngram"):
+      back = ldjax.with_draft(model, draft)
+      assert (back.feature_layers, back.target) == ((), plain.target)
+    assert ldjax.with_draft(model, "none").decoder is plain.decoder
+    again = ldjax.with_draft(plain, folder)
+    assert again.target is model.target
+    assert again.decoder is model.decoder
+    assert again.fallback is model.fallback
+
+  @pytest.mark.slow
+  def test_the_text_is_the_same(self, six_layers, write_eagle3):
+    plain = ldjax.load(six_layers, draft="none", dtype="float32")
+    model = ldjax.with_draft(plain, write_eagle3(6), "1,2")
+    want = ldjax.generate(plain, "hello", max_new_tokens=12)
+    have = ldjax.generate(model, "hello", max_new_tokens=12)
+    assert have.tokens == want.tokens
+
+  def test_too_few_layers(self, tiny_folder, write_eagle3, weights_untouched):
+    with pytest.raises(ValueError, match="has 2 layers and 5 are needed"):
+      ldjax.load(tiny_folder, draft=write_eagle3(2))
+
+
 def test_a_draft_of_your_own(tiny, tiny_plain):
   def propose(params, state, context):
     batch = context.length.shape[0]

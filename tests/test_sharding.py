@@ -122,6 +122,15 @@ class TestParamSpec:
     assert split("mlp.up_proj.weight", (1536, 576)) == PartitionSpec("tensor")
     assert split("lm_head.weight", (31, 576)) == PartitionSpec()
 
+  def test_a_draft_with_other_heads_than_the_target(self):
+    split = functools.partial(_spec, mesh=_abstract(tensor=4))
+    layer = "layer.self_attn."
+    assert split(f"{layer}q_proj.weight", (36, 88)) == PartitionSpec("tensor")
+    # Neither 18 rows nor 18 columns make four equal parts.
+    assert split(f"{layer}q_proj.weight", (18, 88)) == PartitionSpec()
+    assert split(f"{layer}k_proj.bias", (18,)) == PartitionSpec()
+    assert split(f"{layer}o_proj.weight", (44, 18)) == PartitionSpec()
+
   def test_every_matrix_of_a_model_is_split(self):
     config = models.TransformerConfig(max_position_embeddings=64, **_SIZES)
     mesh = _abstract(tensor=4)

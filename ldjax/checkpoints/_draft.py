@@ -13,7 +13,8 @@ import numpy as np
 
 from ldjax import models
 from ldjax.checkpoints import (
-  _medusa,
+  _fields,
+  _published,
   _read,
   _rules,
   _safetensors,
@@ -52,35 +53,13 @@ class DraftFile(NamedTuple):
     params: its own parameters, nested dicts; `models.borrow` adds what it
       borrows from the target.
     target: the name of the model it was made for, "" where the files don't say.
-    calibration: what calibration found, as JSON; {} for Medusa heads.
+    calibration: what calibration found, as JSON; {} for a published draft.
   """
 
   config: models.DraftConfig
   params: dict[Any, Any]
   target: str
   calibration: dict[str, Any]
-
-
-def _section(raw: dict[str, Any], key: str, file: pathlib.Path) -> Any:
-  value = raw.get(key)
-  if not isinstance(value, dict):
-    raise ValueError(f"{file}: {key} is {value!r}; an object is wanted there")
-  return value
-
-
-def _only(says: dict[str, Any], wanted: Any, what: str, file: Any) -> None:
-  for key in says:
-    if key not in wanted:
-      raise ValueError(
-        f"{file}: {what} holds {key}, which this version does not know"
-      )
-  for key in wanted:
-    if key not in says:
-      raise ValueError(f"{file}: {what} lacks {key}")
-
-
-def _word(kind: Any) -> str:
-  return kind.__name__ if isinstance(kind, type) else str(kind)
 
 
 def _parse_config(raw: dict[str, Any], file: pathlib.Path) -> Any:
@@ -90,36 +69,18 @@ def _parse_config(raw: dict[str, Any], file: pathlib.Path) -> Any:
       f"{file}: kind is {raw.get('kind')!r}; known are"
       f" {', '.join(sorted(_KINDS))}"
     )
-  sizes = _section(raw, "sizes", file)
-  fields: dict[str, Any] = {
-    field.name: field.type for field in dataclasses.fields(cls)
-  }
-  _only(sizes, fields, "sizes", file)
-  for key, kind in fields.items():
-    value = sizes[key]
-    if kind is float and type(value) is int:
-      sizes[key] = float(value)
-    elif not isinstance(value, kind) or (
-      isinstance(value, bool) and kind is not bool
-    ):
-      raise ValueError(
-        f"{file}: {key} is {value!r}; {_word(kind)} is wanted there"
-      )
-  try:
-    return cls(**sizes)
-  except ValueError as error:
-    raise ValueError(f"{file}: {error}") from error
+  return _fields.parse(cls, _fields.section(raw, "sizes", file), "sizes", file)
 
 
 def _parse_target(raw: dict[str, Any], file: pathlib.Path) -> DraftTarget:
-  says = _section(raw, "target", file)
-  _only(says, DraftTarget._fields, "target", file)
+  says = _fields.section(raw, "target", file)
+  _fields.only(says, DraftTarget._fields, "target", file)
   for key, value in says.items():
     kind = str if key == "name" else int
     if type(value) is not kind:
       raise ValueError(
-        f"{file}: the target's {key} is {value!r}; {_word(kind)} is wanted"
-        " there"
+        f"{file}: the target's {key} is {value!r}; {_fields.word(kind)} is"
+        " wanted there"
       )
   return DraftTarget(**says)
 
@@ -129,7 +90,7 @@ def _check_same(
 ) -> None:
   vocab = config.target_vocab_size or config.vocab_size
   for key, have, want in (
-    ("hidden_size", config.feature_size, target.hidden_size),
+    ("hidden_size", models.target_width(config), target.hidden_size),
     ("vocab_size", vocab, target.vocab_size),
   ):
     if have != want:
@@ -153,23 +114,6 @@ def _check_target(
     )
 
 
-def _finite(array: np.ndarray, name: str, where: str) -> np.ndarray:
-  bad = np.count_nonzero(~np.isfinite(array))
-  if bad:
-    raise ValueError(
-      f"{where}tensor {name!r} holds {bad} values that are not finite, of"
-      f" {array.size}"
-    )
-  return array
-
-
-def _checked(tensor: _rules.Tensor, file: pathlib.Path) -> _rules.Tensor:
-  def read() -> np.ndarray:
-    return _finite(tensor.read(), tensor.name, f"{file}: ")
-
-  return dataclasses.replace(tensor, read=read)
-
-
 def _name(path: _rules.Path) -> str:
   return ".".join(str(part) for part in path)
 
@@ -186,6 +130,12 @@ def _read_weights(
   with _safetensors.Reader() as reader:
     tensors = reader.tensors(file, (_IDS,))
     floats = [tensor for tensor in tensors if tensor.name != _IDS]
+    for tensor in tensors:
+      if tensor.name == _IDS and tensor.dtype != np.int32:
+        raise ValueError(
+          f"{file}: tensor {_IDS!r} is of type {tensor.dtype.name}; only int32"
+          " can be read"
+        )
     dtype = dtype or _rules.common_dtype(floats)
     abstract = models.abstract_draft(config, dtype)
     rules = [
@@ -193,32 +143,11 @@ def _read_weights(
       for path in _rules.flatten(abstract)
     ]
     planned = _rules.plan(
-      rules, [_checked(tensor, file) for tensor in tensors], abstract
+      rules, [_rules.checked(tensor, file) for tensor in tensors], abstract
     )
     added = _token_ids.read_ids(config, planned, file, place)
     params = _rules.execute(planned, {}, dtype, progress, place)
     return {**params, **added}
-
-
-def _read_medusa(
-  folder: pathlib.Path,
-  target_config: models.TransformerConfig,
-  **options: Any,
-) -> DraftFile:
-  config, params = _medusa.read_medusa(
-    folder, vocab_size=target_config.vocab_size, **options
-  )
-  vocab = config.target_vocab_size or config.vocab_size
-  for field, have in (
-    ("hidden_size", config.hidden_size),
-    ("vocab_size", vocab),
-  ):
-    if have != (want := getattr(target_config, field)):
-      raise ValueError(
-        f"{folder}: the draft's {field} is {have}, the target's is {want}; it"
-        " was made for another model"
-      )
-  return DraftFile(config, params, "", {})
 
 
 def read_draft(
@@ -232,8 +161,9 @@ def read_draft(
   """Reads a draft strictly, and only for the model it was made for.
 
   Args:
-    path: a folder that `write_draft` made, or one with Medusa heads in any
-      layout (see `read_medusa`).
+    path: a folder that `write_draft` made, or one with a published draft:
+      Medusa heads in any layout (see `read_medusa`), also those of a Medusa-2
+      model, Hydra heads, EAGLE-1, -2 or -3, or one of `speculators`.
     target_config: of the model that is to be drafted for.
     dtype: float type of the parameters; None for the file's own.
     progress: called with a line of text about once a tenth of the tensors.
@@ -258,14 +188,19 @@ def read_draft(
     raise FileNotFoundError(f"{folder}: no such folder")
   file = folder / "config.json"
   raw = _safetensors.read_json(file) if file.is_file() else {}
-  if "format" not in raw and (raw or _medusa.is_there(folder)):
-    return _read_medusa(
-      folder, target_config, dtype=dtype, progress=progress, place=place
+  if "format" not in raw and (raw or _published.is_there(folder)):
+    return DraftFile(
+      *_published.read_published(
+        folder, target_config, dtype=dtype, progress=progress, place=place
+      ),
+      target="",
+      calibration={},
     )
   if not raw:
     raise FileNotFoundError(
       f"{folder}: holds neither a draft (config.json with {_WEIGHTS}) nor"
-      f" Medusa heads ({_medusa.FILES[0]})"
+      " one of others (medusa_lm_head.safetensors, hydra_lm_head.pt,"
+      " model.safetensors)"
     )
   for key, known in (("format", _FORMAT), ("version", _VERSION)):
     if raw.get(key) != known:
@@ -273,11 +208,11 @@ def read_draft(
         f"{file}: {key} is {raw.get(key)!r}; this ldjax reads {known!r}"
       )
   keys = ("format", "version", "kind", "sizes", "target", "calibration")
-  _only(raw, keys, "it", file)
+  _fields.only(raw, keys, "it", file)
   config, target = _parse_config(raw, file), _parse_target(raw, file)
   _check_same(config, target, f"{file}: ")
   _check_target(target, target_config, folder)
-  calibration = _section(raw, "calibration", file)
+  calibration = _fields.section(raw, "calibration", file)
   params = _read_weights(config, folder / _WEIGHTS, wanted, progress, place)
   return DraftFile(config, params, target.name, calibration)
 
@@ -302,7 +237,7 @@ def _stored(
     else:
       array = _rules.cast(array, dtype or array.dtype, name)
       _read.float_dtype(array.dtype)
-      _finite(array, name, "params: ")
+      _rules.finite(array, name, "params: ")
     tensors[name] = np.ascontiguousarray(array)
   borrowed = {("embed", "weight")}
   if config.shared_output:

@@ -129,10 +129,10 @@ def _layout(
 ) -> tuple[models.MedusaConfig, list[_rules.Tensor]]:
   """The shape of the heads, and their tensors with all biases among them."""
   # The file decides: counts come from the names, widths from the shapes.
-  shapes: dict[_rules.Path, tuple[int, ...]] = {}
-  for tensor in found.tensors:
-    for path in _rules.paths_of(RULES, tensor):
-      shapes[path] = tensor.shape
+  known = [x for x in found.tensors if _rules.knows(RULES, x.name)]
+  shapes = {
+    path: tensor.shape for path, tensor in _rules.targets(RULES, known).items()
+  }
   blocks = [(int(p[1]), int(p[3])) for p in shapes if "blocks" in p]
   outputs = {int(p[1]): s for p, s in shapes.items() if "lm_head" in p}
   weights = [s for p, s in shapes.items() if p[-1] == "weight"]
@@ -231,7 +231,8 @@ def read_medusa(
 
   Raises:
     FileNotFoundError: for a missing folder or file.
-    ValueError: for what is damaged, missing, left over or of another shape.
+    ValueError: for what is damaged, missing, left over, of another shape or
+      not finite.
 
   Example:
     >>> import tempfile, jax.numpy as jnp, ldjax
@@ -267,7 +268,8 @@ def read_medusa(
     floats = [tensor for tensor in tensors if tensor.name not in _IDS]
     target = wanted or _rules.common_dtype(floats)
     abstract = models.abstract_draft(config, target)
-    planned = _rules.plan(RULES, tensors, abstract)
+    checked = [_rules.checked(x, folder / x.file) for x in tensors]
+    planned = _rules.plan(RULES, checked, abstract)
     added = _token_ids.read_ids(config, planned, found.where, place)
     params = _rules.execute(planned, {}, target, progress, place)
     return config, {**params, **added}

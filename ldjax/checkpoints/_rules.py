@@ -104,6 +104,35 @@ def offer(
   return Tensor(name, file.name, tuple(shape), dtypes[kind], read)
 
 
+def finite(array: np.ndarray, name: str, where: str) -> np.ndarray:
+  """The array, if all of its values are finite.
+
+  Args:
+    array: of floats, integers or truth values.
+    name: of the tensor.
+    where: what the message begins with.
+
+  Raises:
+    ValueError: naming the tensor.
+  """
+  bad = np.count_nonzero(~np.isfinite(array))
+  if bad:
+    raise ValueError(
+      f"{where}tensor {name!r} holds {bad} values that are not finite, of"
+      f" {array.size}"
+    )
+  return array
+
+
+def checked(tensor: Tensor, file: pathlib.Path) -> Tensor:
+  """The tensor, which raises ValueError as it is read if it is not finite."""
+
+  def read() -> np.ndarray:
+    return finite(tensor.read(), tensor.name, f"{file}: ")
+
+  return dataclasses.replace(tensor, read=read)
+
+
 def _show(path: Path) -> str:
   return ".".join(str(part) for part in path)
 
@@ -128,6 +157,11 @@ def unflatten(leaves: Mapping[Path, Any]) -> dict[Any, Any]:
       node = node.setdefault(part, {})
     node[path[-1]] = leaf
   return tree
+
+
+def knows(rules: Iterable[Rule], name: str) -> bool:
+  """Whether a table has a line for a tensor."""
+  return any(re.fullmatch(rule.pattern, name) for rule in rules)
 
 
 def unneeded(rules: Iterable[Rule], name: str) -> bool:
@@ -188,16 +222,22 @@ def _sources(
   ]
 
 
-def paths_of(rules: Iterable[Rule], tensor: Tensor) -> tuple[Path, ...]:
-  """The parameters that a tensor holds; none if no rule knows it.
+def targets(
+  rules: Iterable[Rule], tensors: Iterable[Tensor]
+) -> dict[Path, Tensor]:
+  """The tensors of a file by the parameters that they would be.
 
-  Args:
-    rules: the family's table.
-    tensor: of a file.
+  For what a file's shapes tell of its configuration; `plan` checks the rest.
+
+  Raises:
+    ValueError: for a tensor that no rule or more than one rule knows.
   """
-  if not any(re.fullmatch(rule.pattern, tensor.name) for rule in rules):
-    return ()
-  return _match(rules, tensor)[1]
+  rules = tuple(rules)
+  found: dict[Path, Tensor] = {}
+  for tensor in tensors:
+    _, paths = _match(rules, tensor)
+    found |= dict.fromkeys(paths, tensor)
+  return found
 
 
 def plan(

@@ -16,15 +16,22 @@ from ldjax.models._draft_params import (
   partition_draft,
 )
 from ldjax.models._eagle import EagleConfig, EagleDraft
+from ldjax.models._eagle3 import Eagle3Config, Eagle3Draft
 from ldjax.models._functionalize import (
   DraftConfig,
   abstract_model,
   abstract_params,
+  feature_layers,
   functionalize,
   functionalize_draft,
 )
-from ldjax.models._heads import Heads
-from ldjax.models._hydra import HydraConfig, HydraHeads
+from ldjax.models._heads import Heads, target_width
+from ldjax.models._hydra import (
+  HydraConfig,
+  HydraHeads,
+  HydraMlpConfig,
+  HydraMlpHeads,
+)
 from ldjax.models._layers import rotary_frequencies
 from ldjax.models._linear import linear
 from ldjax.models._medusa import MedusaConfig, MedusaHeads
@@ -33,11 +40,15 @@ from ldjax.models._transformer import Transformer
 
 __all__ = [
   "DraftConfig",
+  "Eagle3Config",
+  "Eagle3Draft",
   "EagleConfig",
   "EagleDraft",
   "Heads",
   "HydraConfig",
   "HydraHeads",
+  "HydraMlpConfig",
+  "HydraMlpHeads",
   "LinearRopeScaling",
   "MedusaConfig",
   "MedusaHeads",
@@ -53,6 +64,7 @@ __all__ = [
   "borrow",
   "check_token_ids",
   "combine_draft",
+  "feature_layers",
   "functionalize",
   "functionalize_draft",
   "init_draft",
@@ -60,4 +72,5 @@ __all__ = [
   "output_rows",
   "partition_draft",
   "rotary_frequencies",
+  "target_width",
 ]

@@ -13,6 +13,12 @@ Array = typing.Array
 class Attention(nnx.Module):
   """Projections, norms and rotary embedding around `tree_attention`.
 
+  Args:
+    config: its shape.
+    inputs: width of what it reads; None for E.
+    dtype: of the parameters.
+    rngs: for random parameters.
+
   Source: Ainslie et al. 2023 (grouped queries); Dehghani et al. 2023 (norms of
   queries and keys); Kazemnejad et al. 2023 (no positional encoding).
   """
@@ -21,11 +27,13 @@ class Attention(nnx.Module):
     self,
     config: _config.TransformerConfig,
     *,
+    inputs: int | None = None,
     dtype: jax.typing.DTypeLike,
     rngs: nnx.Rngs,
   ):
     self.config = config
     width = config.hidden_size
+    inputs = width if inputs is None else inputs
     query_width = config.num_heads * config.head_dim
     kv_width = config.num_kv_heads * config.head_dim
 
@@ -37,9 +45,9 @@ class Attention(nnx.Module):
     def norm():
       return _layers.make_norm(config, config.head_dim, dtype)
 
-    self.q_proj = make(width, query_width, config.qkv_bias)
-    self.k_proj = make(width, kv_width, config.qkv_bias)
-    self.v_proj = make(width, kv_width, config.qkv_bias)
+    self.q_proj = make(inputs, query_width, config.qkv_bias)
+    self.k_proj = make(inputs, kv_width, config.qkv_bias)
+    self.v_proj = make(inputs, kv_width, config.qkv_bias)
     self.o_proj = make(query_width, width, config.o_bias)
     self.q_norm = norm() if config.qk_norm else None
     self.k_norm = norm() if config.qk_norm else None
@@ -53,7 +61,7 @@ class Attention(nnx.Module):
     """Queries, and keys with values, of a block of nodes.
 
     Args:
-      x: [R, T, E].
+      x: [R, T, E], or of the width `inputs`.
       angles: cosines and sines, each [R, T, H/2]; None for a layer without
         rotary embedding.
       cache_dtype: that of the cache.

@@ -167,7 +167,7 @@ def output_rows(
 
 def _check_target(config: DraftConfig, target_params: Any) -> None:
   shape = tuple(target_params["embed_tokens"]["weight"].shape)
-  wanted = (_heads.embed_rows(config), config.feature_size)
+  wanted = (_heads.embed_rows(config), _heads.target_width(config))
   if shape != wanted:
     raise ValueError(
       f"the target's embedding is {shape}, but the draft was made for one of"
@@ -217,7 +217,7 @@ def borrow(config: DraftConfig, params: Any, target_params: Any) -> Any:
 
 def _layer(config: _eagle.EagleConfig, own: Any, target_params: Any) -> Any:
   layers = target_params["layers"]
-  last = layers[max(layers)]
+  last = {name: layers[max(layers)][name] for name in own}
   if jax.tree.map(jnp.shape, last) != jax.tree.map(jnp.shape, own):
     raise ValueError(
       "the target's last layer has other parameters than the draft's layer;"

@@ -11,6 +11,8 @@ from ldjax import _base
 from ldjax.models import (
   _config,
   _eagle,
+  _eagle3,
+  _eagle_base,
   _heads,
   _hydra,
   _medusa,
@@ -20,7 +22,9 @@ from ldjax.models import (
 
 DraftConfig: TypeAlias = (
   _eagle.EagleConfig
+  | _eagle3.Eagle3Config
   | _hydra.HydraConfig
+  | _hydra.HydraMlpConfig
   | _medusa.MedusaConfig
   | _recurrent.RecurrentConfig
 )
@@ -28,7 +32,9 @@ DraftConfig: TypeAlias = (
 
 MODULES: dict[Any, Any] = {
   _eagle.EagleConfig: _eagle.EagleDraft,
+  _eagle3.Eagle3Config: _eagle3.Eagle3Draft,
   _hydra.HydraConfig: _hydra.HydraHeads,
+  _hydra.HydraMlpConfig: _hydra.HydraMlpHeads,
   _medusa.MedusaConfig: _medusa.MedusaHeads,
   _recurrent.RecurrentConfig: _recurrent.RecurrentDraft,
 }
@@ -143,15 +149,15 @@ def functionalize_draft(
     draft: heads, or a configuration for parameters of shapes only.
     dtype: of parameters, state and computation; default that of the heads, or
       float32.
-    max_len: the most positions of a row in the cache of an `EagleDraft`; the
-      others need none.
+    max_len: the most positions of a row in the cache of an `EagleDraft` or
+      `Eagle3Draft`; the others need none.
 
   Returns:
     `HeadsFn` and the parameters, nested dicts keyed as the module's
     attributes.
 
   Raises:
-    ValueError: for a dtype that is not the heads' own, or an `EagleDraft`
+    ValueError: for a dtype that is not the heads' own, or a draft with a cache
       without `max_len`.
 
   Example:
@@ -173,14 +179,39 @@ def functionalize_draft(
   else:
     config, own = draft, jnp.dtype(jnp.float32 if dtype is None else dtype)
     module = abstract_module(config, own)
-  if not isinstance(config, _eagle.EagleConfig):
+  if not isinstance(config, _eagle_base.LayerConfig):
     max_len = None
   elif max_len is None or max_len < 1:
     raise ValueError(
-      f"max_len is {max_len}; an EagleDraft has a cache of its own, so give the"
-      " most positions of a row, at least 1"
+      f"max_len is {max_len}; an {MODULES[type(config)].__name__} has a cache"
+      " of its own, so give the most positions of a row, at least 1"
     )
   return _heads_fn(config, own, max_len), _split(module)[1]
+
+
+def feature_layers(config: DraftConfig, num_layers: int) -> tuple[int, ...]:
+  """The target layers whose inputs a draft reads, for `abstract_model`.
+
+  Args:
+    config: of the draft.
+    num_layers: L, of the target.
+
+  Returns:
+    Numbers of layers; () for the final normed state.
+
+  Raises:
+    ValueError: for a target that has too few layers for the draft.
+
+  Example:
+    >>> import ldjax
+    >>> config = ldjax.models.MedusaConfig(
+    ...   num_heads=2, num_layers=1, hidden_size=8, vocab_size=11)
+    >>> feature_layers(config, 32)
+    ()
+  """
+  if isinstance(config, _eagle3.Eagle3Config):
+    return config.feature_layers(num_layers)
+  return ()
 
 
 def abstract_model(

@@ -1,6 +1,7 @@
 """What the families of draft heads have in common."""
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -68,6 +69,21 @@ def embed_rows(config: Any) -> int:
   return config.target_vocab_size or config.vocab_size
 
 
+def target_width(config: Any) -> int:
+  """E, the width of the target that a draft is made for.
+
+  Args:
+    config: of the draft.
+
+  Example:
+    >>> import ldjax
+    >>> target_width(ldjax.models.MedusaConfig(
+    ...   num_heads=2, num_layers=1, hidden_size=8, vocab_size=11))
+    8
+  """
+  return getattr(config, "target_size", config.hidden_size)
+
+
 class TargetEmbedding(nnx.Module):
   """The target's embedding [V, E], borrowed."""
 
@@ -112,7 +128,7 @@ class Output(nnx.Module):
       )
 
     shared = config.shared_output
-    outer = config.feature_size if shared else width
+    outer = target_width(config) if shared else width
     low = rank is not None
     self.project = make(width, outer) if outer != width else None
     self.down = make(width, rank) if low else None
@@ -185,6 +201,36 @@ def ahead(x: Array, by: int) -> Array:
   pad = [(0, 0)] * x.ndim
   pad[1] = (0, by)
   return jnp.pad(x[:, by:], pad)
+
+
+def numbered(states: Array) -> Array:
+  """States with the number of their head, by whose matrix they are scored.
+
+  Args:
+    states: [..., C, E], one of each head.
+
+  Returns:
+    [..., C, E + 1], the last entry is the number.
+  """
+  number = jnp.arange(states.shape[-2], dtype=jnp.int32).astype(states.dtype)
+  number = jnp.broadcast_to(number[:, None], (*states.shape[:-1], 1))
+  return jnp.concatenate([states, number], axis=-1)
+
+
+def score_numbered(
+  scores: Sequence[Callable[[Array], Array]], states: Array
+) -> Array:
+  """Logits [..., W] of what `numbered` gave.
+
+  Args:
+    scores: one for each head, [..., E] -> [..., W].
+    states: [..., E + 1], of any heads.
+  """
+  states, number = states[..., :-1], states[..., -1:]
+  logits = scores[0](states)
+  for index, score in enumerate(scores[1:], 1):
+    logits = jnp.where(number == index, score(states), logits)
+  return logits
 
 
 class Heads(nnx.Module):

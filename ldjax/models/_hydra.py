@@ -181,3 +181,187 @@ class HydraHeads(_heads.Heads):
   def score(self, states: Array) -> Array:
     """See `HeadsFn.score`."""
     return self.output(self.norm(states))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HydraMlpConfig:
+  """The shape of a set of published Hydra heads, of the architecture "mlp".
+
+  Args:
+    num_heads: C; head i at position t guesses the token at t + 2 + i.
+    num_layers: blocks in a head, at least 1.
+    hidden_size: E, width of the target's features and embeddings.
+    vocab_size: V, that of the target.
+    output_bias: whether the output matrices carry a bias.
+
+  Raises:
+    ValueError: for sizes that no heads can have.
+  """
+
+  num_heads: int
+  num_layers: int
+  hidden_size: int
+  vocab_size: int
+  output_bias: bool = True
+
+  kind: ClassVar[str] = "hydra-mlp"
+  """Name of the family."""
+  shared_output: ClassVar[bool] = False
+  """Each head scores by an output matrix of its own."""
+  target_vocab_size: ClassVar[int | None] = None
+  """They guess all tokens."""
+
+  def __post_init__(self):
+    _heads.check_least(
+      self, num_heads=1, num_layers=1, hidden_size=1, vocab_size=1
+    )
+
+  @property
+  def depth(self) -> int:
+    """D, tokens ahead that are guessed."""
+    return self.num_heads
+
+  @property
+  def feature_size(self) -> int:
+    """X, the width of the target's features."""
+    return self.hidden_size
+
+
+class ReducingBlock(nnx.Module):
+  """res_connection(x) + silu(linear(x)), from a wide x to E."""
+
+  def __init__(
+    self,
+    inputs: int,
+    outputs: int,
+    *,
+    dtype: jax.typing.DTypeLike,
+    rngs: nnx.Rngs,
+  ):
+    def make():
+      return _linear.Linear(
+        inputs, outputs, use_bias=True, dtype=dtype, rngs=rngs
+      )
+
+    self.res_connection, self.linear = make(), make()
+
+  def __call__(self, x: Array) -> Array:
+    return self.res_connection(x) + jax.nn.silu(self.linear(x))
+
+
+class HydraMlpHead(nnx.Module):
+  """A reducing block, then x + silu(linear(x)), then an output matrix."""
+
+  def __init__(
+    self,
+    config: HydraMlpConfig,
+    depth: int,
+    *,
+    dtype: jax.typing.DTypeLike,
+    rngs: nnx.Rngs,
+  ):
+    width = config.hidden_size
+
+    def make(outputs, use_bias):
+      return _linear.Linear(
+        width, outputs, use_bias=use_bias, dtype=dtype, rngs=rngs
+      )
+
+    # The feature, and the embeddings of the pending token and `depth` more.
+    first = ReducingBlock((2 + depth) * width, width, dtype=dtype, rngs=rngs)
+    self.blocks = nnx.List(
+      [first, *(make(width, True) for _ in range(config.num_layers - 1))]
+    )
+    self.lm_head = make(config.vocab_size, config.output_bias)
+
+  def __call__(self, x: Array) -> Array:
+    """Returns what the output matrix reads, of inputs [..., (2 + d) E]."""
+    first, *others = self.blocks
+    x = first(x)
+    for block in others:
+      x = x + jax.nn.silu(block(x))
+    return x
+
+  def score(self, states: Array) -> Array:
+    """Logits [..., V] float32."""
+    bias = self.lm_head.bias
+    return _linear.linear(
+      states,
+      self.lm_head.weight[...],
+      None if bias is None else bias[...],
+      out_dtype=jnp.float32,
+    )
+
+
+class HydraMlpHeads(_heads.Heads):
+  """C heads on the target's last hidden state and the tokens since.
+
+  The published form: the head of depth d reads the feature and the embeddings
+  of the pending token and of the d tokens drafted on the path as they are, and
+  each head has an output matrix of its own.
+
+  Args:
+    config: their shape.
+    dtype: of the parameters and of the computation.
+    rngs: for random parameters.
+
+  Example:
+    >>> from flax import nnx
+    >>> import ldjax
+    >>> config = ldjax.models.HydraMlpConfig(
+    ...   num_heads=2, num_layers=1, hidden_size=8, vocab_size=11)
+    >>> heads = HydraMlpHeads(config, rngs=nnx.Rngs(0))
+    >>> fn, params = ldjax.models.functionalize_draft(heads)
+    >>> params["heads"][1]["blocks"][0]["linear"]["weight"].shape
+    (8, 24)
+
+  Source: Ankner et al. 2024, "Hydra: sequentially-dependent draft heads for
+  Medusa decoding", and its reference code.
+  """
+
+  def __init__(
+    self,
+    config: HydraMlpConfig,
+    *,
+    dtype: jax.typing.DTypeLike = jnp.float32,
+    rngs: nnx.Rngs,
+  ):
+    super().__init__(config, dtype=dtype)
+    self.embed = _heads.TargetEmbedding(
+      config.vocab_size, config.hidden_size, dtype=dtype, rngs=rngs
+    )
+    self.heads = nnx.List(
+      HydraMlpHead(config, depth, dtype=dtype, rngs=rngs)
+      for depth in range(config.num_heads)
+    )
+
+  def begin(self, state: Array, pending: Array) -> tuple[_heads.Level, Array]:
+    """See `HeadsFn.begin`."""
+    inputs = [state, self.embed(pending, self.dtype)]
+    seen = jnp.concatenate(inputs, axis=-1)[:, None]
+    level = _heads.Level(values=seen, first=0, depth=0)
+    head = self.heads[0]
+    return level, head.score(head(seen))
+
+  def extend(
+    self, state: Array, carry: _heads.Level, tokens: Array, parents: Array
+  ) -> tuple[_heads.Level, Array]:
+    """See `HeadsFn.extend`."""
+    del state
+    head = self.heads[carry.below(self.config.depth)]
+    inputs = [carry.of_parents(parents), self.embed(tokens, self.dtype)]
+    seen = jnp.concatenate(inputs, axis=-1)
+    return carry.followed_by(seen), head.score(head(seen))
+
+  def unroll(self, features: Array, tokens: Array) -> Array:
+    """See `HeadsFn.unroll`; Y is E + 1, see `numbered`."""
+    read = self.embed(tokens, self.dtype)
+    seen, states = features.astype(self.dtype), []
+    for d, head in enumerate(self.heads):
+      seen = jnp.concatenate([seen, _heads.ahead(read, 1 + d)], axis=-1)
+      states.append(head(seen))
+    return _heads.numbered(jnp.stack(states, axis=2))
+
+  def score(self, states: Array) -> Array:
+    """See `HeadsFn.score`."""
+    return _heads.score_numbered([head.score for head in self.heads], states)

@@ -175,29 +175,16 @@ class MedusaHeads(_heads.Heads):
   def unroll(self, features: Array, tokens: Array) -> Array:
     """See `HeadsFn.unroll`.
 
-    Without one output matrix for all Y is E + 1: the last entry is the number
-    of the head, which says by whose matrix the state is to be scored.
+    Without a shared output matrix Y is E + 1, see `numbered`.
     """
     del tokens
     states = jnp.stack(
       [head(features.astype(self.dtype)) for head in self.heads], axis=2
     )
-    if self.output is not None:
-      return states
-    number = jnp.arange(self.config.num_heads, dtype=jnp.int32)
-    number = jnp.broadcast_to(
-      number.astype(self.dtype)[:, None], (*states.shape[:-1], 1)
-    )
-    return jnp.concatenate([states, number], axis=-1)
+    return states if self.output is not None else _heads.numbered(states)
 
   def score(self, states: Array) -> Array:
     """See `HeadsFn.score`."""
     if self.output is not None:
       return self.output(states)
-    states, number = states[..., :-1], states[..., -1:]
-    logits = jnp.zeros(
-      (*states.shape[:-1], self.config.vocab_size), jnp.float32
-    )
-    for index, head in enumerate(self.heads):
-      logits = jnp.where(number == index, head.score(states), logits)
-    return logits
+    return _heads.score_numbered([head.score for head in self.heads], states)

@@ -168,6 +168,8 @@ def write_texts(
       template.
   """
   frame = chat_frame(model) if prompts is None else None
+  # Texts hold the final state, whatever the model's draft wants to see.
+  model = assemble.with_draft(model, "none")
   corpus = _corpus.Corpus(folder)
   _self_distill.self_distill(
     model.target,
@@ -224,10 +226,17 @@ def train_draft(
 
   Raises:
     FloatingPointError: if the loss stops being finite.
-    ValueError: for a corpus of another model or with too little text, or a
-      folder with a checkpoint of other heads.
+    ValueError: for a corpus of another model or with too little text, a folder
+      with a checkpoint of other heads, or a draft of kind "eagle3", whose
+      features are not in a corpus.
   """
   folder = pathlib.Path(folder)
+  if isinstance(config, models.Eagle3Config):
+    raise ValueError(
+      f"a draft of kind {config.kind!r} reads states of several target layers,"
+      " and a corpus holds the final one; train another kind:"
+      f" {', '.join(KINDS)}"
+    )
   windows = _windows.Windows(corpus, training.window)
   held_out = _windows.Windows(corpus, training.window, held_out=True)
   vocab = model.config.vocab_size

@@ -41,6 +41,23 @@ _CONFIGS = [
     rope_theta=500.0,
     **_TRIMMED,
   ),
+  models.Eagle3Config(
+    depth=2,
+    hidden_size=E,
+    intermediate_size=40,
+    num_heads=3,
+    num_kv_heads=1,
+    head_dim=8,
+    norm_before_residual=True,
+    rope_scaling=models.RopeScaling(
+      factor=8.0,
+      low_freq_factor=1.0,
+      high_freq_factor=4.0,
+      original_max_position_embeddings=32,
+    ),
+    **_TRIMMED,
+  ),
+  models.HydraMlpConfig(num_heads=2, num_layers=2, hidden_size=E, vocab_size=V),
 ]
 
 
@@ -186,7 +203,7 @@ def test_a_draft_of_another_model(folder, target, change, message):
     ({"version": "absent"}, "version is None"),
     (
       {"kind": "oracle"},
-      "kind is 'oracle'; known are eagle, hydra, me",
+      "kind is 'oracle'; known are eagle, eagle3, hydra, hydra-mlp, me",
     ),
     ({"kind": ["medusa"]}, "kind is .*known are"),
     ({"kind": "hydra"}, "sizes holds depth, which this version"),
@@ -212,6 +229,29 @@ def test_a_config_that_is_wrong(folder, read, changes, message):
   _says(folder, **changes)
   with pytest.raises(ValueError, match=rf"config\.json: .*{message}"):
     read(folder)
+
+
+def test_fields_with_a_default_may_be_left_out(folder, read):
+  absent = dict.fromkeys(("output_rank", "shared_output", "rms_norm_eps"))
+  _says(folder, **{f"sizes__{key}": "absent" for key in absent})
+  assert read(folder).config == _RECURRENT
+
+
+@pytest.mark.parametrize(
+  ("value", "message"),
+  [
+    ({"factor": 8.0}, "rope_scaling lacks low_freq_factor"),
+    ({"factor": 8.0, "more": 1}, "rope_scaling holds more, which"),
+    ([8.0], r"rope_scaling is \[8.0\]"),
+    (8.0, r"rope_scaling is 8\.0; .*RopeScaling"),
+  ],
+)
+def test_a_stretch_that_is_wrong(tmp_path, read, value, message):
+  config = next(x for x in _CONFIGS if x.kind == "eagle3")
+  checkpoints.write_draft(tmp_path, config, _random(config), target=_TARGET)
+  _says(tmp_path, sizes__rope_scaling=value)
+  with pytest.raises(ValueError, match=rf"config\.json: .*{message}"):
+    read(tmp_path)
 
 
 def test_whole_numbers_are_floats_too(folder, read):

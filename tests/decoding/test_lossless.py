@@ -265,6 +265,31 @@ FAMILIES = {
     vocab_size=31,
     shared_output=True,
   ),
+  "published EAGLE": models.EagleConfig(
+    depth=3,
+    hidden_size=24,
+    intermediate_size=13,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=6,
+    vocab_size=31,
+    shared_output=True,
+    normed=False,
+    fc_bias=True,
+  ),
+  "EAGLE-3": models.Eagle3Config(
+    depth=3,
+    hidden_size=24,
+    intermediate_size=13,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=6,
+    vocab_size=23,
+    target_vocab_size=31,
+  ),
+  "published Hydra": models.HydraMlpConfig(
+    num_heads=3, num_layers=2, hidden_size=24, vocab_size=31
+  ),
 }
 
 
@@ -272,13 +297,15 @@ FAMILIES = {
 @pytest.mark.parametrize("name", FAMILIES)
 def test_trees_on_every_family(tiny, name):
   config = FAMILIES[name]
+  if name == "EAGLE-3":
+    tiny = testing.tiny_model(max_len=36, feature_layers=(0, 1, 1))
   heads, _ = models.functionalize_draft(config, max_len=tiny.max_len)
   params = models.borrow(
     config,
     models.init_draft(
       config,
       jax.random.key(0),
-      token_ids=None if name == "EAGLE" else np.arange(4, 27),
+      token_ids=None if config.target_vocab_size is None else np.arange(4, 27),
     ),
     tiny.params,
   )

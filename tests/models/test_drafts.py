@@ -31,6 +31,18 @@ _EAGLE = models.EagleConfig(
   head_dim=4,
   **_TRIMMED,
 )
+_EAGLE3 = models.Eagle3Config(
+  depth=D,
+  hidden_size=E,
+  intermediate_size=13,
+  num_heads=6,
+  num_kv_heads=2,
+  head_dim=4,
+  **_TRIMMED,
+)
+_HYDRA_MLP = models.HydraMlpConfig(
+  num_heads=D, num_layers=2, hidden_size=E, vocab_size=V
+)
 _MEDUSA = models.MedusaConfig(
   num_heads=D, num_layers=2, hidden_size=E, **_TRIMMED
 )
@@ -49,8 +61,42 @@ _CONFIGS = {
   "eagle-shared": dataclasses.replace(
     _EAGLE, vocab_size=V, target_vocab_size=None, shared_output=True
   ),
+  "eagle-published": dataclasses.replace(
+    _EAGLE,
+    vocab_size=V,
+    target_vocab_size=None,
+    shared_output=True,
+    normed=False,
+    fc_bias=True,
+    rope_scaling=models.RopeScaling(
+      factor=8.0,
+      low_freq_factor=1.0,
+      high_freq_factor=4.0,
+      original_max_position_embeddings=32,
+    ),
+  ),
+  "eagle-published-biased": dataclasses.replace(
+    _EAGLE, shared_output=True, normed=False, qkv_bias=True, rope_theta=77.0
+  ),
+  "eagle3": _EAGLE3,
+  "eagle3-whole": dataclasses.replace(
+    _EAGLE3, vocab_size=V, target_vocab_size=None, qkv_bias=True
+  ),
+  "eagle3-normed": dataclasses.replace(_EAGLE3, norm_before_residual=True),
+  "hydra-mlp": _HYDRA_MLP,
+  "hydra-mlp-small": dataclasses.replace(
+    _HYDRA_MLP, num_layers=1, output_bias=False
+  ),
 }
-_KINDS = ["medusa-shared", "hydra", "recurrent-low-rank", "eagle"]
+_KINDS = [
+  "medusa-shared",
+  "hydra",
+  "hydra-mlp",
+  "recurrent-low-rank",
+  "eagle",
+  "eagle-published",
+  "eagle3",
+]
 
 
 def _random(shapes, seed, dtype=np.float32):
@@ -71,10 +117,11 @@ def _draft(name, seed=3):
   return fn, _random(shapes, seed)
 
 
-def _text(seed=4, batch=B, size=S):
+def _text(name, seed=4, batch=B, size=S):
   rng = np.random.default_rng(seed)
   tokens = jnp.asarray(rng.integers(V, size=(batch, size)), jnp.int32)
-  return tokens, jnp.asarray(rng.normal(size=(batch, size, E)), jnp.float32)
+  shape = (batch, size, _CONFIGS[name].feature_size)
+  return tokens, jnp.asarray(rng.normal(size=shape), jnp.float32)
 
 
 def _seen(tokens, features, begin, end, count=None, rows=None, width=None):
@@ -155,6 +202,17 @@ def _hydra(config, params, features, tokens, d):
   return _output(params["output"], _norm(params["norm"], x))
 
 
+def _hydra_mlp(config, params, features, tokens, d):
+  seen = [params["embed"]["weight"][t] for t in tokens[len(features) :]]
+  x = np.concatenate([features[-1], *seen])
+  head = params["heads"][d]
+  first = head["blocks"][0]
+  x = _linear(first["res_connection"], x) + _silu(_linear(first["linear"], x))
+  for block in range(1, config.num_layers):
+    x = x + _silu(_linear(head["blocks"][block], x))
+  return _linear(head["lm_head"], x)
+
+
 def _recurrent(config, params, features, tokens, d):
   x = _linear(
     params["feature_proj"], _norm(params["feature_norm"], features[-1])
@@ -170,56 +228,91 @@ def _recurrent(config, params, features, tokens, d):
 
 def _turned(x, position, config):
   half = config.head_dim // 2
-  angle = position * config.rope_theta ** (-np.arange(half) / half)
+  frequency = config.rope_theta ** (-np.arange(half) / half)
+  scaling = config.rope_scaling
+  if scaling is not None:
+    waves = scaling.original_max_position_embeddings * frequency / (2 * np.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    keep = np.clip((waves - low) / (high - low), 0, 1)
+    frequency = frequency * (keep + (1 - keep) / scaling.factor)
+    assert keep.max() > 0 and keep.min() < 1
+  angle = position * frequency
   turned = (x[:, :half] + 1j * x[:, half:]) * np.exp(1j * angle)
   return np.concatenate([turned.real, turned.imag], axis=-1)
 
 
+def _attended(config, attention, x, past, position):
+  """What one entry finds; `past` gets its key and value."""
+  width = config.head_dim
+  query, key, value = (
+    _linear(attention[name], x).reshape(-1, width)
+    for name in ("q_proj", "k_proj", "v_proj")
+  )
+  past.append((_turned(key, position, config), value))
+  heads = []
+  for n, q in enumerate(_turned(query, position, config)):
+    k = n * config.num_kv_heads // config.num_heads
+    scores = np.array([q @ key[k] for key, _ in past]) / np.sqrt(width)
+    weights = np.exp(scores - scores.max())
+    values = np.array([value[k] for _, value in past])
+    heads.append(weights @ values / weights.sum())
+  return _linear(attention["o_proj"], np.concatenate(heads))
+
+
 def _eagle(config, params, features, tokens, d):
   """Entry by entry, each over all before it."""
-  layer, width = params["layer"], config.head_dim
-  attention = layer["self_attn"]
-  feature, keys, values = np.zeros(E), [], []
+  layer, past = params["layer"], []
+
+  def norm(owner, name, x):
+    return _norm(owner[name], x) if config.normed else x
+
+  # Numbered by position: only distances count, so the published ones, which
+  # number their first entry 0, are the same.
+  feature = np.zeros(E)
   for p, token in enumerate(tokens):
     if 0 < p <= len(features):
       feature = features[p - 1]
-    pair = (
-      _norm(params["embed_norm"], params["embed"]["weight"][token]),
-      _norm(params["feature_norm"], feature),
-    )
+    if p == 0 and not config.normed:
+      continue
+    embedded = norm(params, "embed_norm", params["embed"]["weight"][token])
+    pair = embedded, norm(params, "feature_norm", feature)
     x = _linear(params["fc"], np.concatenate(pair))
-    y = _norm(layer["input_layernorm"], x)
-    query, key, value = (
-      _linear(attention[name], y).reshape(-1, width)
-      for name in ("q_proj", "k_proj", "v_proj")
-    )
-    keys.append(_turned(key, p, config))
-    values.append(value)
-    heads = []
-    for n, q in enumerate(_turned(query, p, config)):
-      k = n * config.num_kv_heads // config.num_heads
-      scores = np.array([q @ key[k] for key in keys]) / np.sqrt(width)
-      weights = np.exp(scores - scores.max())
-      past = np.array([value[k] for value in values])
-      heads.append(weights @ past / weights.sum())
-    x = x + _linear(attention["o_proj"], np.concatenate(heads))
+    y = norm(layer, "input_layernorm", x)
+    x = x + _attended(config, layer["self_attn"], y, past, p)
     x = x + _mlp(layer["mlp"], _norm(layer["post_attention_layernorm"], x))
-    feature = _norm(params["norm"], x)
+    feature = norm(params, "norm", x)
   return _output(params["output"], feature)
+
+
+def _eagle3(config, params, features, tokens, d):
+  """Entry by entry, the first of the second token."""
+  layer, past, x = params["layer"], [], None
+  for p in range(1, len(tokens)):
+    if p <= len(features):
+      x = _linear(params["fc"], features[p - 1])
+    embedded = params["embed"]["weight"][tokens[p]]
+    normed = _norm(params["hidden_norm"], x)
+    y = np.concatenate([_norm(layer["input_layernorm"], embedded), normed])
+    x = normed if config.norm_before_residual else x
+    x = x + _attended(config, layer["self_attn"], y, past, p)
+    x = x + _mlp(layer["mlp"], _norm(layer["post_attention_layernorm"], x))
+  return _output(params["output"], _norm(params["norm"], x))
 
 
 _NUMPY = {
   "medusa": _medusa,
   "hydra": _hydra,
+  "hydra-mlp": _hydra_mlp,
   "recurrent": _recurrent,
   "eagle": _eagle,
+  "eagle3": _eagle3,
 }
 
 
 @pytest.mark.parametrize("name", _CONFIGS)
 def test_unrolled_guesses_equal_numpy(name):
   fn, params = _draft(name)
-  tokens, features = _text()
+  tokens, features = _text(name)
   states = jax.jit(fn.unroll)(params, features, tokens)
   assert states.shape[:3] == (B, S, D)
   got = jax.jit(fn.score)(params, states)
@@ -239,10 +332,24 @@ def test_unrolled_guesses_equal_numpy(name):
         np.testing.assert_allclose(got[b, t, d], want, rtol=0, atol=3e-5)
 
 
-@pytest.mark.parametrize("name", _CONFIGS)
+_VARIANTS = (
+  "eagle-published-biased",
+  "eagle3-whole",
+  "eagle3-normed",
+  "hydra-mlp-small",
+)
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(name, marks=pytest.mark.slow) if name in _VARIANTS else name
+    for name in _CONFIGS
+  ],
+)
 def test_unroll_equals_begin_and_extend(name):
   fn, params = _draft(name)
-  tokens, features = _text()
+  tokens, features = _text(name)
 
   @jax.jit
   def drafted(params, state, ahead):
@@ -268,7 +375,7 @@ def test_unroll_equals_begin_and_extend(name):
 @pytest.mark.parametrize("name", _KINDS)
 def test_nodes_of_a_tree_see_their_paths_alone(name):
   fn, params = _draft(name)
-  tokens, features = _text()
+  tokens, features = _text(name)
   state = _observed(fn, params, tokens, features, 4)
   pending = tokens[:, 4]
 
@@ -303,8 +410,8 @@ def test_nodes_of_a_tree_see_their_paths_alone(name):
 @pytest.mark.parametrize("name", _KINDS)
 def test_rows_come_and_go(name):
   fn, params = _draft(name)
-  tokens, features = _text()
-  other_tokens, other_features = _text(seed=5)
+  tokens, features = _text(name)
+  other_tokens, other_features = _text(name, seed=5)
   begin = jax.jit(lambda state, pending: fn.begin(params, state, pending)[1])
   observe = jax.jit(lambda state, seen: fn.observe(params, state, seen))
   want = begin(_observed(fn, params, tokens, features, 5), tokens[:, 5])
@@ -341,7 +448,7 @@ def test_bfloat16_scores_in_float32(name):
     _CONFIGS[name], jnp.bfloat16, max_len=16
   )
   params = _random(shapes, 3, jnp.bfloat16)
-  tokens, features = _text()
+  tokens, features = _text(name)
   # Features come in the target's type, which may be another.
   state = _observed(fn, params, tokens, features, 4)
   assert {leaf.dtype.name for leaf in jax.tree.leaves(state)} <= {
@@ -386,18 +493,30 @@ def test_one_function_a_configuration(name):
   own = fn.token_ids(params)
   assert (own is None) == (config.target_vocab_size is None)
   longer, _ = models.functionalize_draft(config, max_len=17)
-  assert (longer is fn) == (config.kind != "eagle")
+  assert (longer is fn) == (not config.kind.startswith("eagle"))
 
 
 @pytest.mark.parametrize("value", [None, 0])
 def test_a_cache_needs_a_length(value):
   with pytest.raises(ValueError, match=f"max_len is {value}; .*at least 1"):
     models.functionalize_draft(_EAGLE, max_len=value)
+  with pytest.raises(ValueError, match="an Eagle3Draft has a cache"):
+    models.functionalize_draft(_EAGLE3, max_len=value)
+
+
+def test_the_layers_that_eagle3_reads():
+  assert _EAGLE3.feature_layers(32) == (2, 16, 29)
+  assert models.feature_layers(_EAGLE3, 5) == (2, 2, 2)
+  assert models.feature_layers(_EAGLE3, 36) == (2, 18, 33)
+  for config in (_EAGLE, _HYDRA, _HYDRA_MLP, _MEDUSA, _RECURRENT):
+    assert models.feature_layers(config, 2) == ()
+  with pytest.raises(ValueError, match="has 4 layers and 5 are needed"):
+    models.feature_layers(_EAGLE3, 4)
 
 
 def test_an_eagle_cache_that_is_full_keeps_on():
   fn, params = _draft("eagle")
-  tokens, features = _text(size=24)
+  tokens, features = _text("eagle", size=24)
   state = fn.init(params, B)
   for begin in range(0, 24, 6):
     seen = _seen(tokens, features, begin, begin + 6)
@@ -413,10 +532,22 @@ def test_an_eagle_cache_that_is_full_keeps_on():
   assert int(state.cache.pool.num_free) == 0
 
 
-@pytest.mark.parametrize("name", ["medusa", "eagle"])
+def test_published_entries_begin_with_the_second_token():
+  fn, params = _draft("eagle-published")
+  tokens, features = _text("eagle-published", size=24)
+  state = fn.init(params, B)
+  state = fn.observe(params, state, _seen(tokens, features, 0, 17))
+  # One more position than the cache holds entries.
+  assert state.cache.length.tolist() == [16, 16]
+  state = fn.observe(params, state, _seen(tokens, features, 0, 1))
+  assert state.cache.length.tolist() == [0, 0]
+  np.testing.assert_array_equal(state.feature, features[:, 0])
+
+
+@pytest.mark.parametrize("name", ["medusa", "eagle", "eagle3"])
 def test_short_texts_unroll(name):
   fn, params = _draft(name)
-  tokens, features = _text(size=1)
+  tokens, features = _text(name, size=1)
   assert fn.unroll(params, features, tokens).shape[:3] == (B, 1, D)
 
 
@@ -425,7 +556,7 @@ def test_short_texts_unroll(name):
 def test_gradients_reach_every_parameter(name):
   config = _CONFIGS[name]
   fn, params = _draft(name)
-  tokens, features = _text()
+  tokens, features = _text(name)
   trained, frozen = models.partition_draft(config, params)
 
   def loss(trained):
@@ -443,10 +574,13 @@ def test_gradients_reach_every_parameter(name):
 @pytest.mark.parametrize("name", _KINDS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_law_1(name, temperature):
-  tiny = testing.tiny_model(vocab_size=V)
+  tiny = testing.tiny_model(
+    vocab_size=V, feature_layers=(1, 0, 1) if name == "eagle3" else ()
+  )
   width = tiny.config.hidden_size
-  field = "hidden_size" if name[0] in "me" else "target_size"
-  config = dataclasses.replace(_CONFIGS[name], **{field: width})
+  config = _CONFIGS[name]
+  field = "target_size" if hasattr(config, "target_size") else "hidden_size"
+  config = dataclasses.replace(config, **{field: width})
   fn, shapes = models.functionalize_draft(config, max_len=tiny.max_len)
   draft = decoding.static_tree(fn, decoding.TokenTree.product([2, 2]))
   params = models.borrow(config, _random(shapes, 7), tiny.params)

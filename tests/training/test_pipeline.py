@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ldjax
-from ldjax import _base, checkpoints, testing, training
+from ldjax import _base, checkpoints, models, testing, training
 from ldjax.training import _pipeline
 
 PROMPTS = [[65 + i % 26, 97 + i % 7, 97 + i % 11] for i in range(150)]
@@ -114,6 +114,47 @@ def test_only_a_layer_of_the_same_kind_is_taken_over(tiny):
       config = training.draft_config(kind, target, vocab_size=200)
       wanted = alike or kind != "eagle"
       assert _pipeline._begins_alike(config, target) == wanted
+
+
+def test_eagle3_is_not_trained(tiny_plain, corpus, tmp_path):
+  config = models.Eagle3Config(
+    depth=2,
+    hidden_size=24,
+    intermediate_size=10,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=6,
+    vocab_size=262,
+  )
+  with pytest.raises(ValueError, match="'eagle3' reads states of several"):
+    training.train_draft(
+      tiny_plain, corpus, config, tmp_path / "out", training.TrainConfig()
+    )
+  assert not (tmp_path / "out").exists()
+
+
+def test_texts_hold_the_final_state_whatever_the_draft_reads(
+  tiny_plain, tmp_path
+):
+  def written(model, name):
+    corpus = training.write_texts(
+      model,
+      tmp_path / name,
+      tokens=20,
+      prompts=PROMPTS[:2],
+      max_new_tokens=4,
+      batch=2,
+    )
+    return [text for file in corpus.files for text in corpus.read(file).texts()]
+
+  showing, _ = models.functionalize(
+    models.abstract_model(tiny_plain.config, feature_layers=(0, 1))
+  )
+  wide = dataclasses.replace(tiny_plain, target=showing, feature_layers=(0, 1))
+  for one, two in zip(
+    written(wide, "wide"), written(tiny_plain, "plain"), strict=True
+  ):
+    np.testing.assert_array_equal(one.features, two.features)
 
 
 def test_the_frame_of_a_question(tiny):
