@@ -7,6 +7,7 @@ functions for your own `jit`.
 
 from ldjax import (
   checkpoints,
+  contrib,
   decoding,
   memory,
   models,
@@ -15,6 +16,7 @@ from ldjax import (
   testing,
   text,
 )
+from ldjax._convert import convert
 from ldjax._generate import Stream, generate, stream
 from ldjax._generation import Generation
 from ldjax._request import encode_prompt
@@ -35,6 +37,8 @@ __all__ = [
   "Stream",
   "Ticket",
   "checkpoints",
+  "contrib",
+  "convert",
   "decoding",
   "encode_prompt",
   "generate",

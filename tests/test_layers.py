@@ -20,6 +20,7 @@ _ORDER = (
   "decoding",
   "checkpoints",
   "text",
+  "_convert",
   "_show",
   "_sharding",
   "_drafts",

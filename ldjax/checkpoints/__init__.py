@@ -8,6 +8,7 @@ from ldjax.checkpoints._draft import (
   write_draft,
 )
 from ldjax.checkpoints._gguf_file import read_gguf_metadata
+from ldjax.checkpoints._inspect import Contents, inspect
 from ldjax.checkpoints._medusa import (
   has_medusa_heads,
   read_medusa,
@@ -19,11 +20,13 @@ from ldjax.checkpoints._state import restore_state, save_state
 
 __all__ = [
   "Checkpoint",
+  "Contents",
   "DraftFile",
   "DraftTarget",
   "cache_folder",
   "fetch_demo",
   "has_medusa_heads",
+  "inspect",
   "read",
   "read_config",
   "read_draft",

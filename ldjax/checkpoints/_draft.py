@@ -146,14 +146,14 @@ def _read_weights(
       rules, [_rules.checked(tensor, file) for tensor in tensors], abstract
     )
     added = _token_ids.read_ids(config, planned, file, place)
-    params = _rules.execute(planned, {}, dtype, progress, place)
+    params = _rules.execute(_rules.Plan(planned, {}, dtype), progress, place)
     return {**params, **added}
 
 
 def read_draft(
   path: str | os.PathLike[str],
   *,
-  target_config: models.TransformerConfig,
+  target_config: models.TransformerConfig | None,
   dtype: Any = None,
   progress: _rules.Progress | None = None,
   place: _rules.Place | None = None,
@@ -164,7 +164,8 @@ def read_draft(
     path: a folder that `write_draft` made, or one with a published draft:
       Medusa heads in any layout (see `read_medusa`), also those of a Medusa-2
       model, Hydra heads, EAGLE-1, -2 or -3, or one of `speculators`.
-    target_config: of the model that is to be drafted for.
+    target_config: of the model that is to be drafted for; None to read a draft
+      that `write_draft` made for whatever model.
     dtype: float type of the parameters; None for the file's own.
     progress: called with a line of text about once a tenth of the tensors.
     place: (path, host array) -> array, what puts each parameter where it
@@ -189,6 +190,11 @@ def read_draft(
   file = folder / "config.json"
   raw = _safetensors.read_json(file) if file.is_file() else {}
   if "format" not in raw and (raw or _published.is_there(folder)):
+    if target_config is None:
+      raise ValueError(
+        f"{folder}: a published draft; it is read for a target, so give"
+        " target_config"
+      )
     return DraftFile(
       *_published.read_published(
         folder, target_config, dtype=dtype, progress=progress, place=place
@@ -211,7 +217,8 @@ def read_draft(
   _fields.only(raw, keys, "it", file)
   config, target = _parse_config(raw, file), _parse_target(raw, file)
   _check_same(config, target, f"{file}: ")
-  _check_target(target, target_config, folder)
+  if target_config is not None:
+    _check_target(target, target_config, folder)
   calibration = _fields.section(raw, "calibration", file)
   params = _read_weights(config, folder / _WEIGHTS, wanted, progress, place)
   return DraftFile(config, params, target.name, calibration)

@@ -218,7 +218,7 @@ def read_eagle(
     target = wanted or _rules.common_dtype(
       source.tensor for source in planned.values()
     )
-    params = _rules.execute(planned, {}, target, progress, place)
+    params = _rules.execute(_rules.Plan(planned, {}, target), progress, place)
   if ids is not None:
     ids = models.check_token_ids(config, ids)
     params[_IDS] = jnp.asarray(ids) if place is None else place((_IDS,), ids)

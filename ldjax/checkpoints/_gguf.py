@@ -298,13 +298,10 @@ def eos_of(contents: _gguf_file.Contents) -> tuple[int, ...]:
   return tuple(found)
 
 
-def read_file(
-  path: pathlib.Path,
-  dtype: np.dtype[Any] | None,
-  progress: _rules.Progress | None,
-  place: _rules.Place | None = None,
-) -> tuple[models.TransformerConfig, dict[Any, Any], tuple[int, ...], str]:
-  """Configuration, parameters, EOS ids and name of a GGUF file."""
+def open_file(
+  path: pathlib.Path, dtype: np.dtype[Any] | None
+) -> tuple[models.TransformerConfig, _rules.Plan, tuple[int, ...], str]:
+  """Configuration, plan, EOS ids and name of a GGUF file."""
   contents = _gguf_file.open_gguf(path)
   config = parse_config(contents)
   _gguf_file.check_kinds(contents)
@@ -329,6 +326,6 @@ def read_file(
       _gguf_rules.split_halves, heads=config.num_kv_heads
     ),
   }
-  params = _rules.execute(planned, transforms, target, progress, place)
   name = str(contents.metadata.get("general.name", path.stem))
-  return config, params, eos_of(contents), name
+  whole = _rules.Plan(planned, transforms, target)
+  return config, whole, eos_of(contents), name

@@ -179,25 +179,24 @@ def eos_of(folder: pathlib.Path) -> tuple[int, ...]:
   return tuple(found)
 
 
-def read_folder(
-  folder: pathlib.Path,
-  dtype: np.dtype[Any] | None,
-  progress: _rules.Progress | None,
-  place: _rules.Place | None = None,
-) -> tuple[models.TransformerConfig, dict[Any, Any], tuple[int, ...]]:
-  """Configuration, parameters and EOS ids of a Hugging Face folder."""
+def open_folder(
+  reader: _weights.Reader, folder: pathlib.Path, dtype: np.dtype[Any] | None
+) -> tuple[models.TransformerConfig, _rules.Plan, tuple[int, ...]]:
+  """Configuration, plan and EOS ids of a Hugging Face folder.
+
+  Args:
+    reader: keeps the files open.
+    folder: with config.json and weights.
+    dtype: of the parameters; None for the files' own.
+  """
   config = read_folder_config(folder)
   kind = _safetensors.read_json(folder / "config.json").get("model_type")
   rules = rules_of(kind, config.tie_word_embeddings)
   unneeded = functools.partial(_rules.unneeded, rules)
   eos = eos_of(folder)
-  with _weights.Reader() as reader:
-    tensors = _weights.offered(reader, folder, unneeded=unneeded)
-    target = dtype or _rules.common_dtype(
-      tensor for tensor in tensors if not unneeded(tensor.name)
-    )
-    planned = _rules.plan(
-      rules, tensors, models.abstract_params(config, target)
-    )
-    params = _rules.execute(planned, {}, target, progress, place)
-    return config, params, eos
+  tensors = _weights.offered(reader, folder, unneeded=unneeded)
+  target = dtype or _rules.common_dtype(
+    tensor for tensor in tensors if not unneeded(tensor.name)
+  )
+  planned = _rules.plan(rules, tensors, models.abstract_params(config, target))
+  return config, _rules.Plan(planned, {}, target), eos

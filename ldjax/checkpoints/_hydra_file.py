@@ -147,4 +147,6 @@ def read_hydra(
       models.abstract_draft(config),
     )
     target = wanted or _rules.common_dtype(tensors)
-    return config, _rules.execute(planned, {}, target, progress, place)
+    return config, _rules.execute(
+      _rules.Plan(planned, {}, target), progress, place
+    )

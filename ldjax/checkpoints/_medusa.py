@@ -115,6 +115,11 @@ def has_medusa_heads(path: str | os.PathLike[str]) -> bool:
     return any(each.name.startswith(_MODEL) for each in tensors)
 
 
+def is_alone(tensors: list[_rules.Tensor]) -> bool:
+  """Whether these are Medusa heads and nothing else."""
+  return all(_rules.knows(RULES, each.name) for each in tensors)
+
+
 def _whole(vocab_size: int | None, found: _Found, what: str) -> int:
   if vocab_size is None:
     raise ValueError(
@@ -271,7 +276,7 @@ def read_medusa(
     checked = [_rules.checked(x, folder / x.file) for x in tensors]
     planned = _rules.plan(RULES, checked, abstract)
     added = _token_ids.read_ids(config, planned, found.where, place)
-    params = _rules.execute(planned, {}, target, progress, place)
+    params = _rules.execute(_rules.Plan(planned, {}, target), progress, place)
     return config, {**params, **added}
 
 

@@ -8,7 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from ldjax import models
-from ldjax.checkpoints import _gguf, _gguf_file, _hugging_face, _rules
+from ldjax.checkpoints import (
+  _gguf,
+  _gguf_file,
+  _hugging_face,
+  _orbax,
+  _rules,
+  _weights,
+)
 
 _FLOATS = ("float32", "bfloat16", "float16")
 
@@ -25,6 +32,22 @@ class Checkpoint(NamedTuple):
 
   config: models.TransformerConfig
   params: dict[Any, Any]
+  eos_token_ids: tuple[int, ...]
+  name: str
+
+
+class Opened(NamedTuple):
+  """A target model whose weights are still in their files.
+
+  Args:
+    config: the model's shape.
+    plan: where each parameter comes from.
+    eos_token_ids: every id that ends a text.
+    name: what the model calls itself.
+  """
+
+  config: models.TransformerConfig
+  plan: _rules.Plan
   eos_token_ids: tuple[int, ...]
   name: str
 
@@ -91,6 +114,30 @@ def _folder_name(path: pathlib.Path) -> str:
   return path.name
 
 
+def open_target(
+  reader: _weights.Reader, path: str | os.PathLike[str], dtype: Any = None
+) -> Opened:
+  """Opens a target model and checks all but the values of its weights.
+
+  Args:
+    reader: keeps the files open.
+    path: see `read`, as is `dtype`.
+    dtype: of the parameters.
+
+  Raises:
+    FileNotFoundError: for a missing file, shard or folder.
+    ValueError: for what is damaged, does not fit or is not supported.
+  """
+  path = pathlib.Path(path)
+  wanted = float_dtype(dtype)
+  if _kind(path) == "gguf":
+    return Opened(*_gguf.open_file(path, wanted))
+  if _orbax.is_there(path):
+    return Opened(*_orbax.open_folder(path, wanted), _folder_name(path))
+  opened = _hugging_face.open_folder(reader, path, wanted)
+  return Opened(*opened, _folder_name(path))
+
+
 def read(
   path: str | os.PathLike[str],
   dtype: Any = None,
@@ -103,8 +150,9 @@ def read(
   weight is read.
 
   Args:
-    path: a `.gguf` file, or a Hugging Face folder with `config.json` and
-      `model.safetensors` or an index and shards.
+    path: a `.gguf` file; a Hugging Face folder with `config.json` and
+      `model.safetensors`, `pytorch_model.bin` or shards of either by their
+      index; or a folder that `ldjax.convert` wrote.
     dtype: float type of the parameters; None for the files' own (the narrowest
       that holds all tensors without loss), float32 for GGUF.
     progress: called with a line of text about once a tenth of the tensors.
@@ -130,14 +178,10 @@ def read(
   transformers' Llama, Mistral, Qwen2, Qwen3, SmolLM3, Gemma 1 to 3, Phi-3 and
   GPT-2.
   """
-  path = pathlib.Path(path)
-  wanted = float_dtype(dtype)
-  if _kind(path) == "folder":
-    config, params, eos = _hugging_face.read_folder(
-      path, wanted, progress, place
-    )
-    return Checkpoint(config, params, eos, _folder_name(path))
-  return Checkpoint(*_gguf.read_file(path, wanted, progress, place))
+  with _weights.Reader() as reader:
+    opened = open_target(reader, path, dtype)
+    params = _rules.execute(opened.plan, progress, place)
+    return Checkpoint(opened.config, params, opened.eos_token_ids, opened.name)
 
 
 def read_config(path: str | os.PathLike[str]) -> models.TransformerConfig:

@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -323,19 +323,64 @@ def cast(array: np.ndarray, dtype: np.dtype[Any], name: str) -> np.ndarray:
   return result
 
 
+class Plan(NamedTuple):
+  """Where all parameters come from, and what is done to them."""
+
+  sources: Mapping[Path, Source]
+  """What `plan` returned."""
+  transforms: Mapping[str, Transform]
+  """Array functions by the names the rules use."""
+  dtype: np.dtype[Any]
+  """The float type of every parameter."""
+
+  @property
+  def order(self) -> list[list[Path]]:
+    """The parameters of each tensor, in the order in which they are read."""
+    pieces: dict[str, list[Path]] = {}
+    for path, source in self.sources.items():
+      pieces.setdefault(source.tensor.name, []).append(path)
+    return list(pieces.values())
+
+
+def arrays(
+  whole: Plan, progress: Progress | None = None
+) -> Iterator[tuple[Path, np.ndarray]]:
+  """Reads, transforms and casts, one tensor at a time.
+
+  Args:
+    whole: the plan.
+    progress: called with a line of text about once a tenth.
+
+  Yields:
+    Each parameter's path and array, in the plan's order.
+  """
+  total, shown = len(whole.order), 0
+  for count, paths in enumerate(whole.order, 1):
+    tensor, rule, _ = whole.sources[paths[0]]
+    array = tensor.read()
+    if rule.transform:
+      array = whole.transforms[rule.transform](array)
+    array = cast(array, whole.dtype, tensor.name)
+    if rule.transposed:
+      array = array.T
+    for path in paths:
+      rows = whole.sources[path].rows
+      yield path, np.ascontiguousarray(array if rows is None else array[rows])
+    del array
+    if progress is not None and count * 10 // total > shown:
+      shown = count * 10 // total
+      progress(f"read {count} of {total} tensors")
+
+
 def execute(
-  planned: Mapping[Path, Source],
-  transforms: Mapping[str, Transform],
-  dtype: np.dtype[Any],
+  whole: Plan,
   progress: Progress | None = None,
   place: Place | None = None,
 ) -> dict[Any, Any]:
-  """Reads, transforms, casts and hands to JAX, one tensor at a time.
+  """Hands what `arrays` reads to JAX.
 
   Args:
-    planned: what `plan` returned.
-    transforms: array functions by the names the rules use.
-    dtype: the float type of every parameter.
+    whole: the plan.
     progress: called with a line of text about once a tenth.
     place: (path, array) -> the array on its devices; None for the default one.
 
@@ -343,24 +388,6 @@ def execute(
     Nested dicts of JAX arrays.
   """
   leaves: dict[Path, jax.Array] = {}
-  pieces: dict[str, list[Path]] = {}
-  for path, source in planned.items():
-    pieces.setdefault(source.tensor.name, []).append(path)
-  total, shown = len(pieces), 0
-  for count, paths in enumerate(pieces.values(), 1):
-    tensor, rule, _ = planned[paths[0]]
-    array = tensor.read()
-    if rule.transform:
-      array = transforms[rule.transform](array)
-    array = cast(array, dtype, tensor.name)
-    if rule.transposed:
-      array = array.T
-    for path in paths:
-      rows = planned[path].rows
-      piece = np.ascontiguousarray(array if rows is None else array[rows])
-      leaves[path] = jnp.asarray(piece) if place is None else place(path, piece)
-    del array, piece
-    if progress is not None and count * 10 // total > shown:
-      shown = count * 10 // total
-      progress(f"read {count} of {total} tensors")
-  return unflatten({path: leaves[path] for path in planned})
+  for path, array in arrays(whole, progress):
+    leaves[path] = jnp.asarray(array) if place is None else place(path, array)
+  return unflatten({path: leaves[path] for path in whole.sources})

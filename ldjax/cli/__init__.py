@@ -2,7 +2,7 @@
 
 import typer
 
-from ldjax.cli import _bench, _costs, _demo, _generate, _train
+from ldjax.cli import _bench, _convert, _costs, _demo, _generate, _train
 
 __all__ = ["app", "main"]
 
@@ -17,6 +17,8 @@ app.command()(_demo.demo)
 app.command()(_bench.bench)
 app.command()(_costs.costs)
 app.command()(_train.train)
+app.command()(_convert.convert)
+app.command()(_convert.inspect)
 
 
 def main() -> None:
