@@ -3,18 +3,16 @@
 import functools
 import itertools
 import json
-import os
 import pathlib
 import re
 import shlex
-import subprocess
-import sys
 from typing import NamedTuple
 
 import pytest
+import typer.testing
 
 import ldjax
-from ldjax import checkpoints
+from ldjax import checkpoints, cli
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 _PROGRAMS = ("ldjax", "lightdecoding-cli")
@@ -99,22 +97,12 @@ def _ldjax_arguments(command: list[str]) -> list[str] | None:
 def _help(subcommand: str) -> str:
   """What `ldjax SUBCOMMAND --help` prints; of the program itself if ""."""
   arguments = [subcommand, "--help"] if subcommand else ["--help"]
-  program = (
-    f"import sys; sys.argv = ['ldjax', *{arguments!r}]\n"
-    "from ldjax import cli; cli.main()"
-  )
   wide = {"COLUMNS": "240", "TERMINAL_WIDTH": "240", "NO_COLOR": "1"}
-  done = subprocess.run(
-    [sys.executable, "-c", program],
-    capture_output=True,
-    text=True,
-    env={**os.environ, **wide, "TERM": "dumb"},
-    timeout=300,
+  done = typer.testing.CliRunner().invoke(
+    cli.app, arguments, env={**wide, "TERM": "dumb"}
   )
-  assert done.returncode == 0, (
-    f"ldjax {arguments}: {done.stderr or done.stdout}"
-  )
-  return re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)
+  assert done.exit_code == 0, f"ldjax {arguments}: {done.output}"
+  return re.sub(r"\x1b\[[0-9;]*m", "", done.output)
 
 
 def _unknown_flags(arguments: list[str], text: str) -> list[str]:

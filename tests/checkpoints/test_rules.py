@@ -22,7 +22,9 @@ _RULES = (
 
 def test_plan_and_execute():
   planned = _rules.plan(_RULES, [_tensor("junk"), _tensor("x.0.w")], _WANTED)
-  params = _rules.execute(planned, {"double": lambda x: 2 * x}, F32)
+  params = _rules.execute(
+    _rules.Plan(planned, {"double": lambda x: 2 * x}, F32)
+  )
   assert list(params) == ["a"]
   assert params["a"][0]["w"].tolist() == [2.0, 2.0]
 

@@ -1,0 +1,270 @@
+"""Checkpoints to other formats and back, bit by bit; nothing half-written."""
+
+import json
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import ldjax
+from ldjax import _convert, checkpoints, models, testing, text
+
+
+def _same(one, two):
+  assert jax.tree.structure(one) == jax.tree.structure(two)
+  for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
+    assert x.dtype == y.dtype
+    np.testing.assert_array_equal(
+      np.asarray(x).reshape(-1).view(np.uint8),
+      np.asarray(y).reshape(-1).view(np.uint8),
+    )
+
+
+def _files(folder):
+  return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
+def source(tiny_folder, tmp_path):
+  return pathlib.Path(shutil.copytree(tiny_folder, tmp_path / "source"))
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_round_trip(source, tmp_path, dtype):
+  first = ldjax.convert(source, tmp_path / "orbax", dtype=dtype)
+  assert (first.holds, first.layout) == ("model", "orbax")
+  second = ldjax.convert(tmp_path / "orbax", tmp_path / "hf", to="hf")
+  assert second.layout == "safetensors"
+  want = checkpoints.read(source, dtype=dtype)
+  for folder in ("orbax", "hf"):
+    have = checkpoints.read(tmp_path / folder)
+    assert have.config == want.config
+    assert have.eos_token_ids == want.eos_token_ids
+    _same(have.params, want.params)
+  weights = safetensors.numpy.load_file(source / "model.safetensors")
+  back = safetensors.numpy.load_file(tmp_path / "hf" / "model.safetensors")
+  assert set(back) == set(weights)
+  if dtype is None:
+    _same(back, weights)
+  one = text.load_tokenizer(source)
+  two = text.load_tokenizer(tmp_path / "hf")
+  assert one.encode("hello") == two.encode("hello")
+
+
+@pytest.mark.slow
+def test_text_of_a_converted_model(source, tmp_path):
+  ldjax.convert(source, tmp_path / "orbax")
+  prompt, settings = "hello", {"max_new_tokens": 12}
+  one = ldjax.generate(ldjax.load(source, draft="none"), prompt, **settings)
+  model = ldjax.load(tmp_path / "orbax", draft="none")
+  assert ldjax.generate(model, prompt, **settings).tokens == one.tokens
+  mesh = jax.make_mesh((1, 1), ("data", "tensor"))
+  spread = ldjax.load(tmp_path / "orbax", draft="none", mesh=mesh)
+  assert ldjax.generate(spread, prompt, **settings).tokens == one.tokens
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["orbax", "hf"])
+def test_the_demo_model(demo_model, tmp_path, to):
+  found = ldjax.convert(demo_model, tmp_path / "there", to=to, dtype="bfloat16")
+  assert found.config == checkpoints.read_config(demo_model)
+  want = checkpoints.read(demo_model, dtype="bfloat16")
+  have = checkpoints.read(tmp_path / "there")
+  _same(have.params, want.params)
+  assert have.eos_token_ids[:1] == want.eos_token_ids[:1]
+  one = text.load_tokenizer(demo_model)
+  two = text.load_tokenizer(tmp_path / "there")
+  prompt = one.chat([{"role": "user", "content": "Why is the sky blue?"}])
+  assert two.encode(prompt) == one.encode(prompt)
+
+
+@pytest.mark.parametrize("to", ["medusa", "vllm"])
+def test_heads(tmp_path, to):
+  config = models.MedusaConfig(
+    num_heads=2, num_layers=1, hidden_size=6, vocab_size=9
+  )
+  params = models.init_draft(config, jax.random.key(1))
+  checkpoints.write_medusa(tmp_path / "a", config, params)
+  found = ldjax.convert(tmp_path / "a", tmp_path / "b", to=to)
+  assert (found.holds, found.draft) == ("draft", "medusa")
+  again, same = checkpoints.read_medusa(tmp_path / "b")
+  assert again == config
+  _same(same, params)
+  back = "vllm" if to == "medusa" else "medusa"
+  ldjax.convert(tmp_path / "b", tmp_path / "c", to=back)
+  _same(checkpoints.read_medusa(tmp_path / "c")[1], params)
+
+
+def test_trained_heads_go_to_vllm(tmp_path):
+  config = models.MedusaConfig(
+    num_heads=2,
+    num_layers=1,
+    hidden_size=24,
+    vocab_size=3,
+    single_output=True,
+    target_vocab_size=31,
+  )
+  params = models.init_draft(
+    config, jax.random.key(1), token_ids=np.array([4, 30, 7])
+  )
+  checkpoints.write_draft(
+    tmp_path / "a",
+    config,
+    params,
+    target=checkpoints.DraftTarget("tiny", 24, 31, 2),
+  )
+  ldjax.convert(tmp_path / "a", tmp_path / "b", to="vllm")
+  again, same = checkpoints.read_medusa(tmp_path / "b")
+  assert again == config
+  _same(same, params)
+  with pytest.raises(ValueError, match="target_vocab_size is 31"):
+    ldjax.convert(tmp_path / "a", tmp_path / "c", to="medusa")
+  assert _files(tmp_path) == ["a", "b"]
+
+
+def test_what_is_there_stays(source, tmp_path):
+  target = tmp_path / "there"
+  target.mkdir()
+  (target / "mine.txt").write_text("mine")
+  with pytest.raises(FileExistsError, match="--force"):
+    ldjax.convert(source, target)
+  assert _files(target) == ["mine.txt"]
+  ldjax.convert(source, target, force=True)
+  assert "mine.txt" not in _files(target)
+  with pytest.raises(ValueError, match="holds the source itself"):
+    ldjax.convert(source, source, force=True)
+  with pytest.raises(ValueError, match="holds the source itself"):
+    ldjax.convert(source, tmp_path, force=True)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError("disk full")])
+@pytest.mark.parametrize("to", ["orbax", "hf"])
+def test_interrupted(source, tmp_path, monkeypatch, error, to):
+  count = 0
+  honest = _convert._digest
+
+  def stop(array):
+    nonlocal count
+    count += 1
+    if count == 9:
+      raise error
+    return honest(array)
+
+  monkeypatch.setattr(_convert, "_digest", stop)
+  with pytest.raises((KeyboardInterrupt, OSError)):
+    ldjax.convert(source, tmp_path / "there", to=to)
+  assert _files(tmp_path) == ["source"]
+
+
+@pytest.mark.parametrize("to", ["orbax", "hf"])
+def test_what_reads_back_otherwise_is_told(source, tmp_path, monkeypatch, to):
+  honest = _convert._Digests.note
+
+  def lie(self, parameters):
+    for path, array in honest(self, parameters):
+      yield path, array + 1 if path[0] == "norm" else array
+
+  monkeypatch.setattr(_convert._Digests, "note", lie)
+  with pytest.raises(OSError, match=r"norm\.weight reads back otherwise"):
+    ldjax.convert(source, tmp_path / "there", to=to)
+  assert _files(tmp_path) == ["source"]
+
+
+def test_refused(source, tmp_path):
+  with pytest.raises(ValueError, match="to is 'onnx'; known are orbax, hf"):
+    ldjax.convert(source, tmp_path / "x", to="onnx")
+  with pytest.raises(ValueError, match="holds no heads"):
+    ldjax.convert(source, tmp_path / "x", to="vllm")
+  (source / "model.safetensors").unlink()
+  with pytest.raises(FileNotFoundError, match="a configuration and no weights"):
+    ldjax.convert(source, tmp_path / "x")
+  config = models.MedusaConfig(
+    num_heads=1, num_layers=0, hidden_size=6, vocab_size=9
+  )
+  params = models.init_draft(config, jax.random.key(1))
+  checkpoints.write_medusa(tmp_path / "heads", config, params)
+  with pytest.raises(ValueError, match=r"holds a draft \(medusa\)"):
+    ldjax.convert(tmp_path / "heads", tmp_path / "x")
+  assert _files(tmp_path) == ["heads", "source"]
+
+
+def test_damaged_orbax(source, tmp_path):
+  target = tmp_path / "there"
+  ldjax.convert(source, target)
+  shutil.rmtree(target / "orbax" / "layers.1")
+  with pytest.raises(ValueError, match=r"layers\.1: missing"):
+    checkpoints.read(target)
+  says = json.loads((target / "ldjax-model.json").read_text())
+  for key, value in (("format", "x"), ("version", 9), ("dtype", "int8")):
+    (target / "ldjax-model.json").write_text(json.dumps({**says, key: value}))
+    with pytest.raises(ValueError, match=rf"ldjax-model.json: {key} is"):
+      checkpoints.read(target)
+
+
+class TestInspect:
+  def test_a_model(self, source):
+    found = checkpoints.inspect(source)
+    assert (found.holds, found.layout, found.draft) == (
+      "model",
+      "safetensors",
+      "",
+    )
+    weights = safetensors.numpy.load_file(source / "model.safetensors")
+    assert found.parameters == sum(x.size for x in weights.values())
+    assert found.tensors == {"float32": len(weights)}
+    assert found.rows()["parameters"] == f"{found.parameters:,}"
+
+  def test_a_configuration_alone(self, source):
+    (source / "model.safetensors").unlink()
+    found = checkpoints.inspect(source)
+    assert (found.layout, found.tensors, found.size) == ("config", {}, 0)
+    assert found.parameters > 0
+
+  def test_a_draft_of_ours(self, tmp_path):
+    folder = pathlib.Path(ldjax.__file__).parent / "data" / "drafts"
+    found = checkpoints.inspect(folder / "smollm2-135m-instruct")
+    assert (found.holds, found.layout, found.draft) == (
+      "draft",
+      "ldjax",
+      "recurrent",
+    )
+    assert checkpoints.inspect(folder / "smollm2-135m-instruct-medusa").draft
+
+  def test_nothing(self, tmp_path):
+    with pytest.raises(FileNotFoundError, match="no such file"):
+      checkpoints.inspect(tmp_path / "absent")
+    with pytest.raises(FileNotFoundError, match="no weights that are known"):
+      checkpoints.inspect(tmp_path)
+
+  def test_every_published_configuration(self, shared_data):
+    for folder in sorted((shared_data / "configs").iterdir()):
+      try:
+        found = checkpoints.inspect(folder)
+      except ValueError as error:
+        assert str(folder) in str(error)
+      else:
+        assert found.layout == "config"
+
+
+def test_flipped_bytes(tmp_path):
+  """A damaged file is refused or is still the same; never a crash."""
+  testing.write_tiny_model(tmp_path)
+  want = checkpoints.read(tmp_path)
+  rng = np.random.default_rng(0)
+  for name, reach in (("model.safetensors", 2000), ("config.json", 10_000)):
+    file = tmp_path / name
+    whole = file.read_bytes()
+    for _ in range(500):
+      data = bytearray(whole)
+      data[rng.integers(min(reach, len(data)))] ^= 1 << rng.integers(8)
+      file.write_bytes(bytes(data))
+      try:
+        have = checkpoints.read(tmp_path)
+      except (ValueError, FileNotFoundError):
+        continue
+      shapes = jax.tree.map(np.shape, have.params)
+      assert shapes == jax.tree.map(np.shape, want.params)
+    file.write_bytes(whole)
