@@ -1,11 +1,9 @@
 """From a checkpoint to another format, tensor by tensor, checked afterwards."""
 
-import contextlib
 import hashlib
 import os
 import pathlib
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeAlias
 
@@ -63,33 +61,6 @@ def _digest(array: np.ndarray) -> bytes:
   return hashlib.blake2b(flat.view(np.uint8).data, digest_size=16).digest()
 
 
-@contextlib.contextmanager
-def _in_place(target: pathlib.Path, force: bool) -> Iterator[pathlib.Path]:
-  """A folder to write in, which takes the place of `target` at the end."""
-  target = target.absolute()
-  if target.exists() and not force:
-    raise FileExistsError(
-      f"{target} exists; give another place, or replace it with force=True"
-      " (--force)"
-    )
-  target.parent.mkdir(parents=True, exist_ok=True)
-  partial = pathlib.Path(
-    tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-")
-  )
-  try:
-    yield partial
-    partial.chmod(0o755)
-    if target.exists():
-      aside = pathlib.Path(tempfile.mkdtemp(dir=target.parent, prefix=".old-"))
-      target.replace(aside / target.name)
-      partial.replace(target)
-      shutil.rmtree(aside)
-    else:
-      partial.replace(target)
-  finally:
-    shutil.rmtree(partial, ignore_errors=True)
-
-
 def _write_tokenizer(source: pathlib.Path, folder: pathlib.Path) -> None:
   if not source.is_dir():
     text.save_tokenizer(text.load_tokenizer(source), folder)
@@ -141,7 +112,7 @@ def _convert_model(
     if not source.is_dir():
       _hugging_face_out.config_of(opened.config, opened.plan.dtype)
     digests = _Digests()
-    with _in_place(target, force) as folder:
+    with _write.new_folder(target, force) as folder:
       parameters = digests.note(_rules.arrays(opened.plan, say))
       _write_config(source, folder, opened)
       _write_tokenizer(source, folder)
@@ -183,7 +154,7 @@ def _convert_heads(
   found: checkpoints.Contents,
 ) -> None:
   config, params = _heads(source, found, dtype)
-  with _in_place(target, force) as folder:
+  with _write.new_folder(target, force) as folder:
     checkpoints.write_medusa(folder, config, params, layout=to)
     vocab = config.target_vocab_size or config.vocab_size
     again, same = checkpoints.read_medusa(folder, vocab_size=vocab)
@@ -241,9 +212,7 @@ def convert(
     )
   say = progress or (lambda line: None)
   target = pathlib.Path(dst)
-  if target.exists() and not force:
-    with _in_place(target, force):
-      pass
+  _write.check_free(target, force)
   source = checkpoints.resolve(src, progress)
   if target.exists() and target.resolve() in (
     source.resolve(),

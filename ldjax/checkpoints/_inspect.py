@@ -13,7 +13,6 @@ import numpy as np
 from ldjax import models
 from ldjax.checkpoints import (
   _eagle_file,
-  _gguf,
   _gguf_file,
   _hydra_file,
   _medusa,
@@ -144,7 +143,6 @@ def inspect(path: str | os.PathLike[str]) -> Contents:
   if not path.is_dir():
     config = _read.read_config(path)
     contents = _gguf_file.open_gguf(path)
-    _gguf.parse_config(contents)
     kinds = collections.Counter(info.kind.name for info in contents.tensors)
     return Contents(
       path=path,

@@ -3,13 +3,13 @@
 import json
 import os
 import pathlib
-import shutil
-import tempfile
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from ldjax.checkpoints import _write
 
 T = TypeVar("T")
 
@@ -72,15 +72,8 @@ def save_state(
   """
   import orbax.checkpoint as ocp
 
-  target = pathlib.Path(path).absolute()
-  if target.exists() and not force:
-    raise FileExistsError(f"{target} exists; pass force=True to replace it")
   leaves, _ = _flatten(state)
-  target.parent.mkdir(parents=True, exist_ok=True)
-  partial = pathlib.Path(
-    tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-")
-  )
-  try:
+  with _write.new_folder(pathlib.Path(path), force) as folder:
     # An empty array has nothing to store, and the store refuses it.
     arrays = {
       f"{index:06d}": _arrays(leaf)
@@ -89,24 +82,13 @@ def save_state(
     }
     if arrays:
       with ocp.PyTreeCheckpointer() as checkpointer:
-        checkpointer.save(partial / "arrays", arrays)
+        checkpointer.save(folder / "arrays", arrays)
     index = {
       "format": _FORMAT,
       "leaves": [_describe(where, leaf) for where, leaf in leaves],
     }
     text = json.dumps(index, indent=1) + "\n"
-    (partial / "state.json").write_text(text, encoding="utf-8")
-    partial.chmod(0o755)
-    if target.exists():
-      # The old one stays until the new one has its place.
-      aside = pathlib.Path(tempfile.mkdtemp(dir=target.parent, prefix=".old-"))
-      target.replace(aside / target.name)
-      partial.replace(target)
-      shutil.rmtree(aside)
-    else:
-      partial.replace(target)
-  finally:
-    shutil.rmtree(partial, ignore_errors=True)
+    (folder / "state.json").write_text(text, encoding="utf-8")
 
 
 def _check(

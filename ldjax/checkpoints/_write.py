@@ -1,8 +1,11 @@
-"""Files that take their place whole: safetensors and JSON."""
+"""Files and folders that take their place whole."""
 
+import contextlib
 import json
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -109,3 +112,46 @@ def write_files(
 def text_writer(text: str) -> Callable[[pathlib.Path], object]:
   """What writes a text."""
   return lambda path: path.write_text(text, encoding="utf-8")
+
+
+def check_free(target: pathlib.Path, force: bool) -> None:
+  """Raises FileExistsError for a place that is taken, unless `force`."""
+  if target.exists() and not force:
+    raise FileExistsError(
+      f"{target.absolute()} exists; give another place, or replace it with"
+      " force=True (--force)"
+    )
+
+
+@contextlib.contextmanager
+def new_folder(target: pathlib.Path, force: bool) -> Iterator[pathlib.Path]:
+  """A folder to write in, which takes its place whole or not at all.
+
+  Args:
+    target: the place; what is there stays until the new one is whole.
+    force: whether to replace what is there.
+
+  Yields:
+    A folder beside `target`.
+
+  Raises:
+    FileExistsError: see `check_free`.
+  """
+  check_free(target, force)
+  target = target.absolute()
+  target.parent.mkdir(parents=True, exist_ok=True)
+  partial = pathlib.Path(
+    tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-")
+  )
+  try:
+    yield partial
+    partial.chmod(0o755)
+    if target.exists():
+      aside = pathlib.Path(tempfile.mkdtemp(dir=target.parent, prefix=".old-"))
+      target.replace(aside / target.name)
+      partial.replace(target)
+      shutil.rmtree(aside)
+    else:
+      partial.replace(target)
+  finally:
+    shutil.rmtree(partial, ignore_errors=True)
