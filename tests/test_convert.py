@@ -10,7 +10,8 @@ import pytest
 import safetensors.numpy
 
 import ldjax
-from ldjax import _convert, checkpoints, models, testing, text
+from ldjax import checkpoints, models, testing, text
+from ldjax.checkpoints import _convert
 
 
 def _same(one, two):

@@ -1,5 +1,6 @@
 """Models, drafts and states on disk: GGUF, Hugging Face, Medusa, Orbax."""
 
+from ldjax.checkpoints._convert import convert
 from ldjax.checkpoints._demo import cache_folder, fetch_demo
 from ldjax.checkpoints._draft import (
   DraftFile,
@@ -24,6 +25,7 @@ __all__ = [
   "DraftFile",
   "DraftTarget",
   "cache_folder",
+  "convert",
   "fetch_demo",
   "has_medusa_heads",
   "inspect",

@@ -95,12 +95,19 @@ def _kinds(tensors: list[Any]) -> dict[str, int]:
   return dict(collections.Counter(x.dtype.name for x in tensors))
 
 
+def _holds(folder: pathlib.Path, kind: _weights.Format) -> bool:
+  """Whether there are weights, and not only an index of them."""
+  return _weights.is_there(folder, kind) and any(
+    (folder / name).is_file() for name in _weights.named(folder, kind)
+  )
+
+
 def _draft_kind(folder: pathlib.Path) -> str:
   if _hydra_file.holds_hydra(folder):
     return "hydra"
   if any((folder / name).is_file() for name in _medusa.FILES):
     return "medusa"
-  if not any(_weights.is_there(folder, kind) for kind in _weights.FORMATS):
+  if not any(_holds(folder, kind) for kind in _weights.FORMATS):
     return ""
   if _eagle_file.holds_eagle(folder):
     return "eagle"
@@ -169,7 +176,7 @@ def inspect(path: str | os.PathLike[str]) -> Contents:
   if kind:
     return _published(path, kind, family)
   for each in _weights.FORMATS:
-    if not _weights.is_there(path, each):
+    if not _holds(path, each):
       continue
     layout = "pytorch" if each.single.endswith(".bin") else "safetensors"
     size = sum(

@@ -1,7 +1,7 @@
 """`ldjax convert` and `ldjax inspect`: other formats, and what one holds."""
 
 import pathlib
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import rich.console
 import rich.table
@@ -68,7 +68,7 @@ def convert(
   leaves nothing.
   """
   with _console.reported_errors():
-    form = cast(_convert.Format, to)
+    form = cast(Any, to)
     _show(
       _convert.convert(
         src, dst, to=form, dtype=dtype, force=force, progress=_console.say

@@ -654,13 +654,10 @@ def test_files_that_are_missing(tmp_path):
   with pytest.raises(FileNotFoundError, match="no such folder"):
     read(tmp_path / "absent")
   with pytest.raises(
-    FileNotFoundError, match=r"neither model\.safetensors nor"
+    FileNotFoundError, match=r"config\.json: missing; it says"
   ):
     read(tmp_path)
   assert not _eagle_file.holds_eagle(tmp_path)
-  (tmp_path / "pytorch_model.bin.index.json").write_text("{}")
-  with pytest.raises(ValueError, match="shards of PyTorch files are not read"):
-    read(tmp_path)
   write(tmp_path, tensors(False), says(False))
   (tmp_path / "config.json").unlink()
   with pytest.raises(

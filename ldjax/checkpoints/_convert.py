@@ -1,0 +1,230 @@
+"""From a checkpoint to another format, tensor by tensor, checked afterwards."""
+
+import hashlib
+import os
+import pathlib
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from ldjax import models
+from ldjax.checkpoints import (
+  _draft,
+  _hugging_face_out,
+  _inspect,
+  _medusa,
+  _orbax,
+  _read,
+  _resolve,
+  _rules,
+  _safetensors,
+  _weights,
+  _write,
+)
+
+Format: TypeAlias = Literal["orbax", "hf", "medusa", "vllm"]
+TokenizerWriter: TypeAlias = Callable[[pathlib.Path, pathlib.Path], None]
+_OF_MODELS, _OF_DRAFTS = ("orbax", "hf"), ("medusa", "vllm")
+_TOKENIZER = (
+  "tokenizer.json",
+  "tokenizer_config.json",
+  "special_tokens_map.json",
+  "chat_template.jinja",
+)
+
+
+class _Digests:
+  """What passed, so that it can be known again."""
+
+  def __init__(self) -> None:
+    self.seen: dict[_rules.Path, bytes] = {}
+
+  def note(
+    self, parameters: Iterator[tuple[_rules.Path, np.ndarray]]
+  ) -> Iterator[tuple[_rules.Path, np.ndarray]]:
+    for path, array in parameters:
+      self.seen[path] = _digest(array)
+      yield path, array
+
+  def check(
+    self, parameters: Iterator[tuple[_rules.Path, np.ndarray]], where: Any
+  ) -> None:
+    for path, array in parameters:
+      if self.seen.pop(path, None) != _digest(array):
+        raise OSError(
+          f"{where}: {'.'.join(map(str, path))} reads back otherwise than it"
+          " was written; the disk may be full or faulty"
+        )
+    if self.seen:
+      raise OSError(f"{where}: {len(self.seen)} parameters do not read back")
+
+
+def _digest(array: np.ndarray) -> bytes:
+  flat = np.ascontiguousarray(array).reshape(-1)
+  return hashlib.blake2b(flat.view(np.uint8).data, digest_size=16).digest()
+
+
+def _write_tokenizer(
+  source: pathlib.Path, folder: pathlib.Path, write: TokenizerWriter | None
+) -> None:
+  if not source.is_dir():
+    if write is not None:
+      write(source, folder)
+    return
+  for name in _TOKENIZER:
+    if (source / name).is_file():
+      shutil.copy(source / name, folder / name)
+
+
+def _write_config(
+  source: pathlib.Path, folder: pathlib.Path, opened: _read.Opened
+) -> None:
+  """config.json and generation_config.json, those of the source if it has."""
+  dtype = opened.plan.dtype
+  eos = list(opened.eos_token_ids)
+  generation: dict[str, Any] = {"eos_token_id": eos} if eos else {}
+  if source.is_dir():
+    says = _safetensors.read_json(source / "config.json")
+    for key in ("torch_dtype", "dtype"):
+      if key in says:
+        says[key] = dtype.name
+    file = source / "generation_config.json"
+    if file.is_file():
+      generation = _safetensors.read_json(file)
+  else:
+    says = _hugging_face_out.config_of(opened.config, dtype)
+    says |= generation
+  for name, value in (
+    ("config.json", says),
+    ("generation_config.json", generation),
+  ):
+    if value:
+      (folder / name).write_text(_write.json_text(value), encoding="utf-8")
+
+
+def _convert_model(
+  source: pathlib.Path,
+  target: pathlib.Path,
+  to: str,
+  dtype: Any,
+  write: TokenizerWriter | None,
+  force: bool,
+  say: Callable[[str], None],
+) -> None:
+  with _weights.Reader() as reader:
+    opened = _read.open_target(reader, source, dtype)
+    if to == "hf" and source.is_dir():
+      kind = _safetensors.read_json(source / "config.json").get("model_type")
+      _hugging_face_out.check_kind(kind, source)
+    if not source.is_dir():
+      _hugging_face_out.config_of(opened.config, opened.plan.dtype)
+    digests = _Digests()
+    with _write.new_folder(target, force) as folder:
+      parameters = digests.note(_rules.arrays(opened.plan, say))
+      _write_config(source, folder, opened)
+      _write_tokenizer(source, folder, write)
+      if to == "orbax":
+        _orbax.write_weights(folder, parameters, opened.plan.dtype)
+      else:
+        file = folder / _weights.FORMATS[0].single
+        _hugging_face_out.write_weights(file, opened.plan, parameters)
+      say("reading it back")
+      with _weights.Reader() as again:
+        written = _read.open_target(again, folder)
+        if written.config != opened.config:
+          raise ValueError(f"{target}: its config.json reads back otherwise")
+        digests.check(_rules.arrays(written.plan), target)
+
+
+def _heads(
+  source: pathlib.Path, found: _inspect.Contents, dtype: Any
+) -> tuple[models.MedusaConfig, dict[Any, Any]]:
+  if found.draft != "medusa":
+    raise ValueError(
+      f"{source}: holds {found.draft or 'no'} heads; the layouts"
+      f" {' and '.join(_OF_DRAFTS)} are of Medusa heads"
+    )
+  if found.layout != "ldjax":
+    vocab = None if found.config is None else found.config.vocab_size
+    return _medusa.read_medusa(source, vocab_size=vocab, dtype=dtype)
+  file = _draft.read_draft(source, target_config=None, dtype=dtype)
+  assert isinstance(file.config, models.MedusaConfig)
+  return file.config, file.params
+
+
+def _convert_heads(
+  source: pathlib.Path,
+  target: pathlib.Path,
+  to: Any,
+  dtype: Any,
+  force: bool,
+  found: _inspect.Contents,
+) -> None:
+  config, params = _heads(source, found, dtype)
+  with _write.new_folder(target, force) as folder:
+    _medusa.write_medusa(folder, config, params, layout=to)
+    vocab = config.target_vocab_size or config.vocab_size
+    again, same = _medusa.read_medusa(folder, vocab_size=vocab)
+    want = {key: _digest(np.asarray(x)) for key, x in _flat(params)}
+    have = {key: _digest(np.asarray(x)) for key, x in _flat(same)}
+    if again != config or have != want:
+      raise OSError(f"{target}: reads back otherwise than it was written")
+
+
+def _flat(params: Any) -> Any:
+  return _rules.flatten(params).items()
+
+
+def convert(
+  src: str | os.PathLike[str],
+  dst: str | os.PathLike[str],
+  *,
+  to: Format = "orbax",
+  dtype: Any = None,
+  write_tokenizer: TokenizerWriter | None = None,
+  force: bool = False,
+  progress: Callable[[str], None] | None = None,
+) -> _inspect.Contents:
+  """Converts a checkpoint; see `ldjax.convert`, which brings the tokenizer.
+
+  Args:
+    src: see there, as are `dst`, `to`, `dtype`, `force` and `progress`.
+    dst: the folder to make.
+    to: the format.
+    dtype: of the weights.
+    write_tokenizer: (source, folder) -> None, writes the tokenizer of a GGUF
+      file; a folder's is copied.
+    force: whether to replace what is at `dst`.
+    progress: called with lines of text.
+
+  Raises:
+    FileExistsError, FileNotFoundError, OSError, ValueError: see there.
+  """
+  if to not in (*_OF_MODELS, *_OF_DRAFTS):
+    raise ValueError(
+      f"to is {to!r}; known are {', '.join((*_OF_MODELS, *_OF_DRAFTS))}"
+    )
+  say = progress or (lambda line: None)
+  target = pathlib.Path(dst)
+  _write.check_free(target, force)
+  source = _resolve.resolve(src, progress)
+  if target.exists() and target.resolve() in (
+    source.resolve(),
+    *source.resolve().parents,
+  ):
+    raise ValueError(f"{target} holds the source itself; give another place")
+  found = _inspect.inspect(source)
+  say(f"{source}: {found.holds}, {found.layout}, {found.parameters:,} numbers")
+  if found.layout == "config":
+    raise FileNotFoundError(f"{source}: holds a configuration and no weights")
+  if to in _OF_DRAFTS:
+    _convert_heads(source, target, to, dtype, force, found)
+  elif found.config is None:
+    raise ValueError(
+      f"{source}: holds a draft ({found.draft}); give to='medusa' or to='vllm'"
+    )
+  else:
+    _convert_model(source, target, to, dtype, write_tokenizer, force, say)
+  return _inspect.inspect(target)
