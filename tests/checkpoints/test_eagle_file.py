@@ -664,6 +664,7 @@ def test_files_that_are_missing(tmp_path):
     FileNotFoundError, match=r"config\.json: missing; it says"
   ):
     read(tmp_path)
+  write(tmp_path, tensors(False), says(False))
   index = tmp_path / "model.safetensors.index.json"
   index.write_text('{"weight_map": {"fc.weight": "gone.safetensors"}}')
   with pytest.raises(FileNotFoundError, match=r"gone\.safetensors: this shard"):
