@@ -552,3 +552,23 @@ def test_costs_are_measured_and_kept(run, tiny_folder, tmp_path, monkeypatch):
   assert "over one node" in result.stdout
   assert "speed-up" in result.stdout
   assert len(list((tmp_path / "ldjax" / "costs").glob("*.json"))) == 1
+
+
+class TestConvert:
+  def test_there_and_inspected(self, run, tiny_folder, tmp_path):
+    result = run("convert", tiny_folder, tmp_path / "x", "--to", "hf")
+    assert "safetensors" in result.stdout
+    assert (tmp_path / "x" / "model.safetensors").is_file()
+    shown = run("inspect", tmp_path / "x").stdout
+    assert "llama" in shown
+    assert "float32" in shown
+
+  def test_errors_are_one_line(self, error, tiny_folder, tmp_path):
+    (tmp_path / "x").mkdir()
+    line = error("convert", tiny_folder, tmp_path / "x")
+    assert "--force" in line
+    assert "absent" in error("inspect", tmp_path / "absent")
+    assert "known are" in error(
+      "convert", tiny_folder, tmp_path / "y", "--to", "onnx"
+    )
+    assert not (tmp_path / "y").exists()
