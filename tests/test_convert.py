@@ -240,6 +240,7 @@ class TestInspect:
     with pytest.raises(FileNotFoundError, match="no weights that are known"):
       checkpoints.inspect(tmp_path)
 
+  @pytest.mark.slow
   def test_every_published_configuration(self, shared_data):
     for folder in sorted((shared_data / "configs").iterdir()):
       try:
@@ -250,6 +251,7 @@ class TestInspect:
         assert found.layout == "config"
 
 
+@pytest.mark.slow
 def test_flipped_bytes(tmp_path):
   """A damaged file is refused or is still the same; never a crash."""
   testing.write_tiny_model(tmp_path)

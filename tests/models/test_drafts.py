@@ -514,6 +514,7 @@ def test_the_layers_that_eagle3_reads():
     models.feature_layers(_EAGLE3, 4)
 
 
+@pytest.mark.slow
 def test_an_eagle_cache_that_is_full_keeps_on():
   fn, params = _draft("eagle")
   tokens, features = _text("eagle", size=24)
@@ -532,6 +533,7 @@ def test_an_eagle_cache_that_is_full_keeps_on():
   assert int(state.cache.pool.num_free) == 0
 
 
+@pytest.mark.slow
 def test_published_entries_begin_with_the_second_token():
   fn, params = _draft("eagle-published")
   tokens, features = _text("eagle-published", size=24)
