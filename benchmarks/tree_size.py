@@ -25,7 +25,7 @@ def main() -> None:
     methods[f"always {rung.draft.size}"] = fixed
   report = bench.compare(
     methods,
-    bench.read_prompts(options.prompts)[: options.limit],
+    bench.read_prompts(options.prompts, options.limit),
     max_new_tokens=options.max_new_tokens,
   )
   print("method           tokens/s  speedup  mean accepted  rounds by size")
