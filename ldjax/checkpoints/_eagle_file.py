@@ -65,19 +65,13 @@ _LATER_LAYER = re.compile(_TOP + r"layers\.([1-9]\d*)\..*")
 
 
 def holds_eagle(folder: pathlib.Path) -> bool:
-  """Whether a folder's weight files hold a draft for `read_eagle`.
-
-  Only names are read.
+  """Whether a folder's weights are a draft for `read_eagle`, by their names.
 
   Raises:
-    FileNotFoundError: for a shard that is missing.
-    ValueError: for a damaged file.
+    ValueError: for a damaged file or index.
   """
-  if not any(_weights.is_there(folder, kind) for kind in _weights.FORMATS):
-    return False
-  with _weights.Reader() as reader:
-    tensors = _weights.offered(reader, folder, unneeded=lambda name: True)
-    return any(re.fullmatch(_FC + "weight", x.name) for x in tensors)
+  names = _weights.names(folder)
+  return any(re.fullmatch(_FC + "weight", name) for name in names)
 
 
 def _kind(

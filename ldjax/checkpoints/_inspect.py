@@ -111,9 +111,7 @@ def _draft_kind(folder: pathlib.Path) -> str:
     return ""
   if _eagle_file.holds_eagle(folder):
     return "eagle"
-  with _weights.Reader() as reader:
-    tensors = _weights.offered(reader, folder, unneeded=lambda name: True)
-    return "medusa" if _medusa.is_alone(tensors) else ""
+  return "medusa" if _medusa.are_heads(_weights.names(folder)) else ""
 
 
 def inspect(path: str | os.PathLike[str]) -> Contents:

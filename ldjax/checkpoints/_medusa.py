@@ -80,16 +80,20 @@ def _find(reader: _weights.Reader, folder: pathlib.Path) -> _Found:
       f"{folder}: no Medusa heads; {' or '.join(FILES)} is needed, or the"
       " weights of a Medusa-2 model or of vLLM's layout"
     )
-  tensors = _weights.offered(reader, folder, _IDS)
-  heads = [each for each in tensors if each.name.startswith(_MODEL)]
-  if not heads:
-    # vLLM's own names for the two numbers, which a model's config.json has too.
-    says = {
-      **says,
-      "medusa_num_heads": says.get("num_heads"),
-      "medusa_num_layers": says.get("num_hidden_layers"),
-    }
-  return _Found(heads or tensors, folder, says)
+  if has_medusa_heads(folder):
+    tensors = _weights.offered(
+      reader, folder, unneeded=lambda name: not name.startswith(_MODEL)
+    )
+    heads = [each for each in tensors if each.name.startswith(_MODEL)]
+    return _Found(heads, folder, says)
+  # vLLM's own names for the two numbers, which a model's config.json has too.
+  for name, key in (
+    ("num_heads", "medusa_num_heads"),
+    ("num_hidden_layers", "medusa_num_layers"),
+  ):
+    if name in says:
+      says[key] = says[name]
+  return _Found(_weights.offered(reader, folder, _IDS), folder, says)
 
 
 def has_medusa_heads(path: str | os.PathLike[str]) -> bool:
@@ -99,7 +103,6 @@ def has_medusa_heads(path: str | os.PathLike[str]) -> bool:
     path: of a model; anything but a folder of weights holds none.
 
   Raises:
-    FileNotFoundError: for a folder with a shard missing.
     ValueError: for a damaged file or index.
 
   Example:
@@ -107,17 +110,13 @@ def has_medusa_heads(path: str | os.PathLike[str]) -> bool:
     >>> has_medusa_heads(tempfile.mkdtemp())
     False
   """
-  folder = pathlib.Path(path)
-  if not any(_weights.is_there(folder, kind) for kind in _weights.FORMATS):
-    return False
-  with _weights.Reader() as reader:
-    tensors = _weights.offered(reader, folder)
-    return any(each.name.startswith(_MODEL) for each in tensors)
+  names = _weights.names(pathlib.Path(path))
+  return any(name.startswith(_MODEL) for name in names)
 
 
-def is_alone(tensors: list[_rules.Tensor]) -> bool:
-  """Whether these are Medusa heads and nothing else."""
-  return all(_rules.knows(RULES, each.name) for each in tensors)
+def are_heads(names: list[str]) -> bool:
+  """Whether these tensors are Medusa heads and nothing else."""
+  return all(_rules.knows(RULES, name) for name in names)
 
 
 def _whole(vocab_size: int | None, found: _Found, what: str) -> int:
@@ -337,7 +336,7 @@ def _name(layout: Layout, config: models.MedusaConfig, key: Any) -> str:
   return "token_map"
 
 
-_SHAPES: dict[str, Callable[..., tuple[str, dict[str, Any]]]] = {
+_LAYOUTS: dict[str, Callable[..., tuple[str, dict[str, Any]]]] = {
   "medusa": _published,
   "vllm": _vllm,
 }
@@ -369,11 +368,11 @@ def write_medusa(
   Source: the published Medusa checkpoints (`FasterDecoding/medusa-vicuna-*`);
   vLLM's Medusa model.
   """
-  if layout not in _SHAPES:
+  if layout not in _LAYOUTS:
     raise ValueError(
-      f"layout is {layout!r}; known are {', '.join(map(repr, _SHAPES))}"
+      f"layout is {layout!r}; known are {', '.join(map(repr, _LAYOUTS))}"
     )
-  file, says = _SHAPES[layout](config)
+  file, says = _LAYOUTS[layout](config)
   given = _rules.flatten(params)
   wanted = _rules.flatten(models.abstract_draft(config))
   tensors: dict[str, np.ndarray] = {}

@@ -59,6 +59,23 @@ def is_there(folder: pathlib.Path, kind: Format) -> bool:
   return (folder / kind.index).is_file() or (folder / kind.single).is_file()
 
 
+def names(folder: pathlib.Path) -> list[str]:
+  """Names of a folder's tensors, by its index if it has one; none without.
+
+  Raises:
+    ValueError: for a damaged index or file.
+  """
+  for kind in FORMATS:
+    if (folder / kind.index).is_file():
+      return list(_indexed(folder / kind.index))
+    if (folder / kind.single).is_file():
+      with Reader() as reader:
+        file = folder / kind.single
+        tensors = reader.tensors(file, unneeded=lambda name: True)
+        return [tensor.name for tensor in tensors]
+  return []
+
+
 def offered(
   reader: "Reader",
   folder: pathlib.Path,

@@ -324,6 +324,7 @@ def _ids(change):
     (_ids(lambda x: np.where(x == 7, 30, x)), "token_ids holds 30 more than"),
     (_ids(lambda x: x[:-1]), r"'token_ids' has shape \(10,\)"),
     (_ids(lambda x: x.astype(np.float32)), "'token_ids' is of type F32"),
+    (_ids(lambda x: x.astype(np.int64)), "'token_ids' is of type int64"),
   ],
 )
 def test_tensors_that_are_wrong(folder, read, change, message):

@@ -228,6 +228,25 @@ def test_medusa_2(tmp_path, make_tiny, shards, shared):
   jax.tree.map(np.testing.assert_array_equal, params, wanted)
 
 
+def test_medusa_2_of_a_model_with_tensors_that_are_passed_over(
+  tmp_path, make_tiny
+):
+  # Of a type that is not read: GPT-2 and Gemma 3 bring such.
+  extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.zeros(3, "u1")}
+  tiny = make_tiny()
+  tiny = dataclasses.replace(tiny, weights={**tiny.weights, **extra})
+  folder = tiny.folder(tmp_path / "plain")
+  assert not checkpoints.has_medusa_heads(folder)
+  checkpoints.read(folder)
+  heads = _write(tmp_path / "heads", 2, 1, shared=True, width=32, vocab=31)
+  added = {f"medusa_head.{name}": value for name, value in heads.items()}
+  both = dataclasses.replace(tiny, weights={**tiny.weights, **added})
+  folder = both.folder(tmp_path / "model", 2)
+  assert checkpoints.has_medusa_heads(folder)
+  config, _ = checkpoints.read_medusa(folder)
+  assert config.num_heads == 2
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_pytorch_file(tmp_path, write_torch, shared):
   tensors = _write(tmp_path / "a", 2, 1, shared=shared)
