@@ -1,7 +1,28 @@
 """Where committed keys and values live."""
 
+from ldjax.memory._budget import (
+  MemoryReport,
+  device_memory,
+  memory_report,
+  parse_budget,
+)
 from ldjax.memory._dense import DenseKVCache
 from ldjax.memory._paged import PagedKVCache
 from ldjax.memory._pool import PagePool
+from ldjax.memory._prefix_index import PrefixIndex
+from ldjax.memory._resize import resize
+from ldjax.memory._stats import CacheStats, cache_stats
 
-__all__ = ["DenseKVCache", "PagePool", "PagedKVCache"]
+__all__ = [
+  "CacheStats",
+  "DenseKVCache",
+  "MemoryReport",
+  "PagePool",
+  "PagedKVCache",
+  "PrefixIndex",
+  "cache_stats",
+  "device_memory",
+  "memory_report",
+  "parse_budget",
+  "resize",
+]
