@@ -39,7 +39,8 @@ class Generation:
   waited_s: float
   """Seconds that it waited for a row."""
   peak_cache_bytes: int
-  """Bytes of cache pages in use when it ended, all rows together."""
+  """Bytes of cache pages in use when it ended, all rows together; a page that
+  rows share counts for each of them."""
 
   @property
   def rounds(self) -> int:

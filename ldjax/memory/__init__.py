@@ -5,6 +5,7 @@ from ldjax.memory._budget import (
   device_memory,
   memory_report,
   parse_budget,
+  pool_limits,
 )
 from ldjax.memory._dense import DenseKVCache
 from ldjax.memory._paged import PagedKVCache
@@ -24,5 +25,6 @@ __all__ = [
   "device_memory",
   "memory_report",
   "parse_budget",
+  "pool_limits",
   "resize",
 ]

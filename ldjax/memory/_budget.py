@@ -20,8 +20,8 @@ _UNITS = {
   "GIB": 2**30,
   "TIB": 2**40,
 }
-_NUMBER = re.compile(
-  r"\s*([0-9]*\.?[0-9]+(?:[eE]\+?[0-9]+)?)\s*([A-Za-z%]*)\s*"
+_BUDGET = re.compile(
+  r"\s*([0-9]*\.?[0-9]+(?:e\+?[0-9]+)?)\s*([a-z%]*)\s*", re.IGNORECASE
 )
 
 
@@ -87,6 +87,52 @@ def device_memory(device: jax.Device | None = None) -> int:
     if limit := stats.get("bytes_limit"):
       return int(limit)
   return _system_memory()
+
+
+def pool_limits(
+  *,
+  initial_pages: int,
+  num_pages: int | None,
+  budget_bytes: int,
+  parameter_bytes: int,
+  page_bytes: int,
+) -> tuple[int, int]:
+  """How many pages a pool begins with and may grow to.
+
+  Args:
+    initial_pages: wanted at first.
+    num_pages: wanted at most, or None.
+    budget_bytes: for weights and pool together.
+    parameter_bytes: of the weights.
+    page_bytes: of one page over all layers.
+
+  Returns:
+    Pages at first and at most.
+
+  Raises:
+    ValueError: for less than a page, naming what there is.
+
+  Example:
+    >>> pool_limits(
+    ...   initial_pages=30, num_pages=None, budget_bytes=1000,
+    ...   parameter_bytes=400, page_bytes=10)
+    (30, 60)
+  """
+  if initial_pages < 1:
+    raise ValueError(
+      f"initial_pages is {initial_pages}; a pool needs at least 1"
+    )
+  left = budget_bytes - parameter_bytes
+  most = max(left, 0) // page_bytes
+  if most < 1:
+    raise ValueError(
+      f"memory_budget is {budget_bytes:,} bytes, of which the weights take"
+      f" {parameter_bytes:,}; a page of the cache takes {page_bytes:,}, so give"
+      f" at least {parameter_bytes + page_bytes:,}"
+    )
+  if num_pages is not None:
+    most = min(most, num_pages)
+  return min(initial_pages, most), most
 
 
 class MemoryReport(NamedTuple):

@@ -1,6 +1,7 @@
 """Committed keys and values in pages of one pool, shared by all rows."""
 
 import dataclasses
+import math
 from typing import Self
 
 import chex
@@ -104,7 +105,10 @@ class PagedKVCache:
   @property
   def page_bytes(self) -> int:
     """Bytes of one page over all layers."""
-    return sum(x.nbytes // x.shape[0] for x in self.pages)
+    return sum(
+      math.prod(x.shape[1:]) * x.dtype.itemsize
+      for x in jax.tree.leaves(self.pages)
+    )
 
   def view(self, rows: Array | None = None) -> _base.CacheView:
     """Returns what a forward pass over `rows` [R] (default: all) reads."""

@@ -95,7 +95,7 @@ class PrefixIndex:
     self._touch(keys)
     return new
 
-  def drop(self, count: int, references: Sequence[int]) -> list[int]:
+  def drop(self, count: int, references: np.ndarray) -> list[int]:
     """Gives up pages that nobody else holds, the least recently used first.
 
     Args:
@@ -110,7 +110,7 @@ class PrefixIndex:
     ]
     return [self._pages.pop(key) for key in gone]
 
-  def renumber(self, moved: Sequence[int]) -> None:
+  def renumber(self, moved: np.ndarray) -> None:
     """Follows a pool to another size.
 
     Args:
