@@ -30,9 +30,8 @@ def convert(
     src: a model or Medusa heads, whatever `load` takes for them.
     dst: the folder to make.
     to: for models `"orbax"` (loads on any mesh) or `"hf"` (config.json and
-      safetensors of transformers, for the families whose tensors are named
-      alike); for Medusa heads, also those of a Medusa-2 model, `"medusa"` or
-      `"vllm"`.
+      safetensors of transformers; of a Gemma 3 with vision its text alone); for
+      Medusa heads, also those of a Medusa-2 model, `"medusa"` or `"vllm"`.
     dtype: float type to write; None for the files' own, float32 for GGUF.
     force: whether to replace what is at `dst`.
     progress: called with lines of text as it goes on.

@@ -78,24 +78,29 @@ def _write_tokenizer(
       shutil.copy(source / name, folder / name)
 
 
-def _write_config(
-  source: pathlib.Path, folder: pathlib.Path, opened: _read.Opened
-) -> None:
-  """config.json and generation_config.json, those of the source if it has."""
+def _config_json(
+  source: pathlib.Path, opened: _read.Opened, to: str
+) -> dict[str, Any]:
+  """What config.json is to say: what the source's says, if it has one."""
   dtype = opened.plan.dtype
-  eos = list(opened.eos_token_ids)
-  generation: dict[str, Any] = {"eos_token_id": eos} if eos else {}
-  if source.is_dir():
-    says = _safetensors.read_json(source / "config.json")
-    for key in ("torch_dtype", "dtype"):
-      if key in says:
-        says[key] = dtype.name
-    file = source / "generation_config.json"
-    if file.is_file():
-      generation = _safetensors.read_json(file)
-  else:
+  if not source.is_dir():
     says = _hugging_face_out.config_of(opened.config, dtype)
-    says |= generation
+    eos = list(opened.eos_token_ids)
+    return says | ({"eos_token_id": eos} if eos else {})
+  says = _safetensors.read_json(source / "config.json")
+  if to == "hf":
+    says = _hugging_face_out.of_text(says)
+  return says | {k: dtype.name for k in ("torch_dtype", "dtype") if k in says}
+
+
+def _write_configs(
+  source: pathlib.Path, folder: pathlib.Path, says: dict[str, Any]
+) -> None:
+  """config.json and generation_config.json."""
+  generation = {k: v for k, v in says.items() if k == "eos_token_id"}
+  if source.is_dir():
+    file = source / "generation_config.json"
+    generation = _safetensors.read_json(file) if file.is_file() else {}
   for name, value in (
     ("config.json", says),
     ("generation_config.json", generation),
@@ -115,21 +120,24 @@ def _convert_model(
 ) -> None:
   with _weights.Reader() as reader:
     opened = _read.open_target(reader, source, dtype)
-    if to == "hf" and source.is_dir():
-      kind = _safetensors.read_json(source / "config.json").get("model_type")
-      _hugging_face_out.check_kind(kind, source)
-    if not source.is_dir():
-      _hugging_face_out.config_of(opened.config, opened.plan.dtype)
+    config, plan = _hugging_face_out.with_offset(opened.config, opened.plan)
+    opened = opened._replace(config=config, plan=plan)
+    says = _config_json(source, opened, to)
     digests = _Digests()
     with _write.new_folder(target, force) as folder:
       parameters = digests.note(_rules.arrays(opened.plan, say))
-      _write_config(source, folder, opened)
+      _write_configs(source, folder, says)
       _write_tokenizer(source, folder, write)
       if to == "orbax":
         _orbax.write_weights(folder, parameters, opened.plan.dtype)
       else:
-        file = folder / _weights.FORMATS[0].single
-        _hugging_face_out.write_weights(file, opened.plan, parameters)
+        _hugging_face_out.write_weights(
+          folder / _weights.FORMATS[0].single,
+          says["model_type"],
+          opened.config,
+          opened.plan,
+          parameters,
+        )
       say("reading it back")
       with _weights.Reader() as again:
         written = _read.open_target(again, folder)
