@@ -214,7 +214,7 @@ def _backwards(rule: _rules.Rule, path: str) -> tuple[str, int] | None:
     name = re.sub(r"^\(\?:(.*?)\)\?", r"\1", rule.pattern)
     for group in range(len(found.groups())):
       value = found[f"group{group}"]
-      name = re.sub(r"\([^()]*\)", lambda _, x=value: x, name, count=1)
+      name = re.sub(r"\([^()]*\)", value, name, count=1)
     name = name.replace(r"\.", ".")
     if re.fullmatch(rule.pattern, name):
       return name, part
