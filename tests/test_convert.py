@@ -174,6 +174,28 @@ def test_what_reads_back_otherwise_is_told(source, tmp_path, monkeypatch, to):
   assert _files(tmp_path) == ["source"]
 
 
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+@pytest.mark.parametrize("to", ["orbax", "hf"])
+def test_values_that_are_not_finite(source, tmp_path, to, value):
+  file = source / "model.safetensors"
+  weights = safetensors.numpy.load_file(file)
+  name = "model.layers.1.mlp.up_proj.weight"
+  weights[name] = weights[name].copy()
+  weights[name][2, 3:6] = value
+  safetensors.numpy.save_file(weights, file)
+  message = f"model.safetensors: tensor '{name}' holds 3 values that are not"
+  with pytest.warns(UserWarning, match=message):
+    ldjax.load(source, draft="none")
+  # Once, though it is read back; and it is kept as it is.
+  with pytest.warns(UserWarning) as caught:
+    ldjax.convert(source, tmp_path / "there", to=to)
+  assert len(caught) == 1
+  assert message in str(caught[0].message)
+  with pytest.warns(UserWarning, match=r"layers\.1\.mlp\.up_proj\.weight"):
+    checkpoints.read(tmp_path / "there")
+  checkpoints.inspect(source)  # reads no weights
+
+
 def test_refused(source, tmp_path):
   with pytest.raises(ValueError, match="to is 'onnx'; known are orbax, hf"):
     ldjax.convert(source, tmp_path / "x", to="onnx")

@@ -172,8 +172,8 @@ def read_eagle(
   Raises:
     FileNotFoundError: for a missing folder or file.
     ValueError: for a draft of another model, for what is not supported, and
-      for what is damaged, missing, left over, of another shape or not finite,
-      naming it.
+      for what is damaged, missing, left over or of another shape, naming
+      it.
 
   Source: the reference code (`SafeAILab/EAGLE`, cnets1.py and cnets.py), and
   `vllm-project/speculators`.
@@ -206,9 +206,7 @@ def read_eagle(
       raise ValueError(f"{folder}: {error}") from error
     abstract = dict(models.abstract_draft(config))
     abstract.pop(_IDS, None)
-    planned = _rules.plan(
-      rules, [_rules.checked(x, folder / x.file) for x in tensors], abstract
-    )
+    planned = _rules.plan(rules, tensors, abstract)
     target = wanted or _rules.common_dtype(
       source.tensor for source in planned.values()
     )

@@ -106,7 +106,7 @@ def read_hydra(
   Raises:
     FileNotFoundError: for a missing folder or file.
     ValueError: for heads of another model or architecture, and for what is
-      damaged, missing, left over, of another shape or not finite, naming it.
+      damaged, missing, left over or of another shape, naming it.
 
   Source: the reference code (`zankner/Hydra`, hydra_heads/mlp_head.py).
   """
@@ -141,11 +141,7 @@ def read_hydra(
           f"{folder}: the draft's {field} is {have}, the target's is {want}; it"
           " was made for another model"
         )
-    planned = _rules.plan(
-      RULES,
-      [_rules.checked(tensor, file) for tensor in tensors],
-      models.abstract_draft(config),
-    )
+    planned = _rules.plan(RULES, tensors, models.abstract_draft(config))
     target = wanted or _rules.common_dtype(tensors)
     return config, _rules.execute(
       _rules.Plan(planned, {}, target), progress, place

@@ -235,8 +235,8 @@ def read_medusa(
 
   Raises:
     FileNotFoundError: for a missing folder or file.
-    ValueError: for what is damaged, missing, left over, of another shape or
-      not finite.
+    ValueError: for what is damaged, missing, left over or of another shape.
+      Values that are not finite are warned of.
 
   Example:
     >>> import tempfile, jax.numpy as jnp, ldjax
@@ -272,8 +272,7 @@ def read_medusa(
     floats = [tensor for tensor in tensors if tensor.name not in _IDS]
     target = wanted or _rules.common_dtype(floats)
     abstract = models.abstract_draft(config, target)
-    checked = [_rules.checked(x, folder / x.file) for x in tensors]
-    planned = _rules.plan(RULES, checked, abstract)
+    planned = _rules.plan(RULES, tensors, abstract)
     added = _token_ids.read_ids(config, planned, found.where, place)
     params = _rules.execute(_rules.Plan(planned, {}, target), progress, place)
     return config, {**params, **added}

@@ -147,7 +147,7 @@ def read(
   """Reads a target model strictly: every parameter once, nothing left over.
 
   Configuration, tensor names, shapes and types are checked before the first
-  weight is read.
+  weight is read. A tensor with values that are not finite is warned of by name.
 
   Args:
     path: a `.gguf` file; a Hugging Face folder with `config.json` and

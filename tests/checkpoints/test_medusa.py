@@ -114,6 +114,14 @@ def test_strictness(tmp_path, change, message):
     checkpoints.read_medusa(tmp_path)
 
 
+def test_values_that_are_not_finite(tmp_path):
+  tensors = _write(tmp_path, 2, 1)
+  tensors["1.0.linear.bias"][:2] = np.nan
+  safetensors.numpy.save_file(tensors, tmp_path / "medusa_lm_head.safetensors")
+  with pytest.warns(UserWarning, match=r"'1\.0\.linear\.bias' holds 2 values"):
+    checkpoints.read_medusa(tmp_path)
+
+
 def _vllm(folder, heads, layers, *, single, ids=None, bias=True, prefix=""):
   """vLLM's layout, by a loop of its own."""
   rng = np.random.default_rng(7)
