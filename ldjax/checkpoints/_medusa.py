@@ -303,7 +303,7 @@ def _vllm(config: models.MedusaConfig) -> tuple[str, dict[str, Any]]:
   if config.shared_output:
     raise ValueError(
       "the heads use the target's output matrix, which vLLM's layout can't"
-      " hold; use layout='medusa'"
+      " hold; use layout='medusa', or write_draft"
     )
   whole = config.target_vocab_size or config.vocab_size
   says = {

@@ -629,6 +629,21 @@ def test_tensors_that_are_wrong(tmp_path, third, change, message):
     read(folder)
 
 
+@pytest.mark.parametrize("whose", ["reference", "speculators"])
+@pytest.mark.parametrize("third", [False, True])
+def test_to_our_format(tmp_path, check_our_format, third, whose):
+  found, raw = tensors(third), says(third)
+  if whose == "speculators":
+    raw = {
+      "speculators_model_type": "eagle3" if third else "eagle",
+      "transformer_layer_config": raw,
+    }
+    names = [("midlayer.", "layers.0.")] if third else [("fc.", "fusion_fc.")]
+    found = renamed(found, *names)
+  folder = write(tmp_path / "eagle", found, raw)
+  check_our_format(folder, TARGET, *read(folder))
+
+
 @pytest.mark.parametrize("third", [False, True])
 def test_values_that_are_not_finite(tmp_path, third):
   found = tensors(third)

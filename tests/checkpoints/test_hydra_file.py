@@ -245,6 +245,11 @@ def test_tensors_that_are_wrong(tmp_path, change, message):
     read(tmp_path)
 
 
+def test_to_our_format(tmp_path, check_our_format):
+  folder = write(tmp_path / "hydra", tensors())
+  check_our_format(folder, TARGET, *read(folder))
+
+
 def test_values_that_are_not_finite(tmp_path):
   found = tensors()
   _put("hydra_mlp.1.1.linear.bias", E, value=np.nan)(found)

@@ -255,6 +255,31 @@ def test_medusa_2_of_a_model_with_tensors_that_are_passed_over(
   assert config.num_heads == 2
 
 
+def test_to_our_format(tmp_path, make_tiny):
+  """Of a Medusa-2 folder, which is the model that its heads are for."""
+  tiny = make_tiny()
+  heads = _write(tmp_path / "heads", 2, 1, width=32, vocab=31)
+  added = {f"medusa_head.{name}": value for name, value in heads.items()}
+  whole = dataclasses.replace(tiny, weights={**tiny.weights, **added})
+  folder = whole.folder(tmp_path / "model")
+  checkpoints.convert(folder, tmp_path / "one", to="ldjax")
+  checkpoints.convert(
+    tmp_path / "heads", tmp_path / "two", to="ldjax", target=folder
+  )
+  target = checkpoints.read_config(folder)
+  _, params = checkpoints.read_medusa(tmp_path / "heads")
+  for name in ("one", "two"):
+    file = checkpoints.read_draft(tmp_path / name, target_config=target)
+    assert file.target == "model"
+    jax.tree.map(np.testing.assert_array_equal, file.params, params)
+    # And back, as any draft of ours.
+    checkpoints.convert(tmp_path / name, tmp_path / f"{name}-out", to="medusa")
+    back = safetensors.numpy.load_file(
+      tmp_path / f"{name}-out" / "medusa_lm_head.safetensors"
+    )
+    jax.tree.map(np.testing.assert_array_equal, back, heads)
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_pytorch_file(tmp_path, write_torch, shared):
   tensors = _write(tmp_path / "a", 2, 1, shared=shared)
