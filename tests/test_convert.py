@@ -1,9 +1,11 @@
 """Checkpoints to other formats and back, bit by bit; nothing half-written."""
 
 import dataclasses
+import gc
 import json
 import pathlib
 import shutil
+import weakref
 
 import jax
 import numpy as np
@@ -12,7 +14,7 @@ import safetensors.numpy
 
 import ldjax
 from ldjax import checkpoints, models, testing, text
-from ldjax.checkpoints import _convert
+from ldjax.checkpoints import _convert, _orbax
 
 
 def _same(one, two):
@@ -263,6 +265,26 @@ def test_damaged_orbax(source, tmp_path):
     (target / "ldjax-model.json").write_text(json.dumps({**says, key: value}))
     with pytest.raises(ValueError, match=rf"ldjax-model.json: {key} is"):
       checkpoints.read(target)
+
+
+def test_each_layer_is_restored_once_and_let_go(source, tmp_path, monkeypatch):
+  ldjax.convert(source, tmp_path / "there")
+  restored, alive = [], []
+  honest = _orbax._restore
+
+  def restore(folder, names):
+    tree = honest(folder, names)
+    restored.append(folder.name)
+    alive.extend(weakref.ref(array) for array in tree.values())
+    return tree
+
+  monkeypatch.setattr(_orbax, "_restore", restore)
+  checkpoint = checkpoints.read(tmp_path / "there", dtype="bfloat16")
+  gc.collect()
+  groups = {path.name for path in (tmp_path / "there" / "orbax").iterdir()}
+  assert sorted(restored) == sorted(groups)
+  assert alive and not any(array() is not None for array in alive)
+  assert checkpoint.config.num_layers > 1
 
 
 class TestInspect:

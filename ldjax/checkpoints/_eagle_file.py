@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from ldjax import models
 from ldjax.checkpoints import (
   _config_keys,
+  _draft_checks,
   _eagle_config,
   _read,
   _rules,
@@ -134,12 +135,7 @@ def _check_target(
     ):
       rows = tensor.shape[0] if tensor.shape else 0
       sizes.append(("vocab_size", rows, target.vocab_size))
-  for field, have, want in sizes:
-    if have != want:
-      raise ValueError(
-        f"{says.file.parent}: the draft's {field} is {have}, the target's is"
-        f" {want}; it was made for another model"
-      )
+  _draft_checks.check_made_for(says.file.parent, sizes)
 
 
 def read_eagle(

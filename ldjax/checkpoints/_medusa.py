@@ -4,7 +4,6 @@ import functools
 import os
 import pathlib
 import re
-import warnings
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from ldjax import models
 from ldjax.checkpoints import (
+  _draft_checks,
   _read,
   _rules,
   _safetensors,
@@ -258,17 +258,15 @@ def read_medusa(
   with _weights.Reader() as reader:
     found = _find(reader, folder)
     config, tensors = _layout(found, vocab_size or found.says.get("vocab_size"))
-    for key, number, what in (
-      ("medusa_num_heads", config.num_heads, "heads"),
-      ("medusa_num_layers", config.num_layers, "layers a head"),
-    ):
-      said = found.says.get(key)
-      if said not in (None, number):
-        warnings.warn(
-          f"{folder / 'config.json'}: {key} is {said}, but {found.where.name}"
-          f" holds {number} {what}; using the {number} of the file",
-          stacklevel=2,
-        )
+    _draft_checks.warn_of_counts(
+      found.says,
+      folder / "config.json",
+      found.where.name,
+      (
+        ("medusa_num_heads", config.num_heads, "heads"),
+        ("medusa_num_layers", config.num_layers, "layers a head"),
+      ),
+    )
     floats = [tensor for tensor in tensors if tensor.name not in _IDS]
     target = wanted or _rules.common_dtype(floats)
     abstract = models.abstract_draft(config, target)
