@@ -5,11 +5,12 @@ import json
 import warnings
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
 
-from ldjax import checkpoints, models
+from ldjax import _base, checkpoints, models
 
 
 def _write(folder, heads, layers, config=None, shared=False, width=6, vocab=11):
@@ -182,6 +183,65 @@ def test_vllm_layout(tmp_path, single, ids, prefix):
     np.testing.assert_array_equal(value, tensors[prefix + name])
     assert value.dtype == tensors[prefix + name].dtype
   assert checkpoints.read_medusa(tmp_path / "b")[0] == config
+
+
+def _guess(tensors, head, feature, matrix):
+  """Logits of a head from the tensors by their names, in either layout."""
+  x = feature.astype(np.float64)
+  for layer in range(3):
+    for name in (f"{head}.{layer}.linear", f"blocks.{head}.layers.{layer}"):
+      if name + ".weight" in tensors:
+        y = tensors[name + ".weight"].astype(np.float64) @ x
+        y = y + tensors[name + ".bias"]
+        x = x + y / (1 + np.exp(-y))
+  for name in (f"{head}.1", f"{head}.2", f"lm_heads.{head}", "lm_head"):
+    matrix = tensors.get(name + ".weight", matrix)
+  return matrix @ x
+
+
+@pytest.mark.parametrize(
+  "write",
+  [
+    lambda folder: _write(folder, 3, 1),
+    lambda folder: _write(folder, 3, 2),
+    lambda folder: _write(folder, 3, 2, shared=True),
+    lambda folder: _vllm(folder, 3, 2, single=False),
+    lambda folder: _vllm(folder, 3, 1, single=True, ids=[7, 2, 10]),
+    lambda folder: _vllm(folder, 3, 1, single=False, ids=[7, 2, 10]),
+  ],
+  ids=["own", "layers", "shared", "vllm", "vllm-single", "vllm-part"],
+)
+def test_guesses_equal_numpy(tmp_path, write):
+  tensors = write(tmp_path)
+  config, params = checkpoints.read_medusa(tmp_path, vocab_size=11)
+  rng = np.random.default_rng(1)
+  matrix, feature = (
+    rng.normal(size=shape).astype(np.float32) for shape in ((11, 6), (6,))
+  )
+  fn, _ = models.functionalize_draft(config)
+  target = {
+    "embed_tokens": {"weight": np.ones((11, 6), np.float32)},
+    "lm_head": {"weight": jnp.asarray(matrix)},
+  }
+  params = models.borrow(config, params, target)
+  zero = jnp.zeros((1, 1), jnp.int32)
+  state = fn.observe(
+    params,
+    fn.init(params, 1),
+    _base.Observation(
+      rows=zero[0],
+      tokens=zero,
+      features=jnp.asarray(feature)[None, None],
+      positions=zero,
+      count=zero[0] + 1,
+    ),
+  )
+  carry, logits = fn.begin(params, state, zero[0])
+  for head in range(3):
+    want = _guess(tensors, head, feature, matrix)
+    np.testing.assert_allclose(logits[0, 0], want, rtol=0, atol=1e-4)
+    if head < 2:
+      carry, logits = fn.extend(params, state, carry, zero, zero + head)
 
 
 def test_vllm_without_biases(tmp_path):
