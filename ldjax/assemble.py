@@ -185,58 +185,25 @@ def load(
   mesh: jax.sharding.Mesh | None = None,
   progress: Progress | None = None,
 ) -> LanguageModel:
-  """Loads a target and puts a decoder around it.
+  """Loads a target and puts a decoder around it; see `ldjax.load`.
 
   Args:
-    path: a `.gguf` file, a Hugging Face folder, `"org/name"` on the hub, or
-      `"demo"` for SmolLM2-135M-Instruct (fetched once, 94 MB).
-    draft: `"ngram"` (no weights), `"none"` or None for plain decoding, a
-      folder with draft heads (ldjax's or Medusa's), a `DraftFn` of your own
-      (see `with_draft` for its weights), or `"auto"`: the model's own heads
-      if it is a Medusa-2 folder, the heads that come with ldjax for it if there
-      are any, else `"ngram"`. The text is the
-      same with any of them.
-    tree: what the draft proposes, see `parse_tree`; `"auto"` or None for a
-      ladder of sizes, among which each round's is chosen by how drafts fare
-      and what a size costs (see `optimize.measure_costs`). The text is the
-      same with any of them.
-    max_len: the most tokens of a sequence, prompt included; default 2,048 or
-      what the model was made for, if that is less.
-    dtype: of the weights; default float32 on CPU, bfloat16 elsewhere.
-    cache_dtype: of keys and values; default that of the weights.
+    path: see there, as are all others.
+    draft: the draft.
+    tree: what it proposes.
+    max_len: the most tokens of a sequence.
+    dtype: of the weights.
+    cache_dtype: of keys and values.
     page_size: positions a page of the cache.
-    num_pages: pages of the pool, shared by all rows, from the start on.
-      By default it starts with three times the longest sequence, or what the
-      batch can need if that is less, and doubles as rows need more.
-    initial_pages: pages to start with; the pool then grows to `num_pages` or
-      the budget.
-    memory_budget: what weights and pool together may take of a device's
-      memory: an amount like `"24GB"`, or a share like 0.75.
-    on_pressure: what to do when rows need more than that: `"preempt"` (the
-      newest gives its pages back and is computed again later), `"offload"`
-      (its pages wait in the host's memory) or `"error"`. With the first two
-      the text is the same.
-    mesh: devices to spread the model over, with an axis "tensor" that splits
-      its matrices and the heads of its cache, and an axis "data" that splits
-      the rows of a batch; either may be left out. What an axis does not
-      divide (a number of heads, a vocabulary, a batch) is repeated along it.
-      Pages of the cache are repeated along "data". The text is that of one
-      device. Each parameter goes to its devices as it is read, so a model may
-      be larger than the memory of one.
+    num_pages: pages of the pool.
+    initial_pages: pages that it begins with.
+    memory_budget: what weights and pool may take.
+    on_pressure: what to do when rows need more.
+    mesh: devices to spread the model over.
     progress: called with a line of text as loading goes on.
 
-  Returns:
-    `LanguageModel`, for `generate` and `stream`, or for its parts.
-
   Raises:
-    FileNotFoundError: for a path or draft that is not there.
-    TypeError: for a mesh that is none.
-    ValueError: for files, settings or axes of a mesh that do not fit, naming
-      them.
-
-  Example:
-    model = ldjax.load("demo")
-    print(ldjax.generate(model, "Why is the sky blue?").text)
+    FileNotFoundError, TypeError, ValueError: see there.
   """
   mesh = None if mesh is None else _sharding.check_mesh(mesh)
   on_cpu = _device(mesh).platform == "cpu"

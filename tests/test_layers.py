@@ -37,6 +37,7 @@ _ORDER = (
   "_ticket",
   "_serve",
   "contrib",
+  "_load",
   "testing",
   "bench",
   "cli",

@@ -298,6 +298,11 @@ def eos_of(contents: _gguf_file.Contents) -> tuple[int, ...]:
   return tuple(found)
 
 
+def name_of(contents: _gguf_file.Contents) -> str:
+  """What the model calls itself."""
+  return str(contents.metadata.get("general.name", contents.path.stem))
+
+
 def open_file(
   path: pathlib.Path, dtype: np.dtype[Any] | None
 ) -> tuple[models.TransformerConfig, _rules.Plan, tuple[int, ...], str]:
@@ -326,6 +331,5 @@ def open_file(
       _gguf_rules.split_halves, heads=config.num_kv_heads
     ),
   }
-  name = str(contents.metadata.get("general.name", path.stem))
   whole = _rules.Plan(planned, transforms, target)
-  return config, whole, eos_of(contents), name
+  return config, whole, eos_of(contents), name_of(contents)
