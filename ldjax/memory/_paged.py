@@ -9,14 +9,9 @@ import jax.numpy as jnp
 from flax import struct
 
 from ldjax import _base, typing
-from ldjax.memory import _pool
+from ldjax.memory import _pool, _quantized
 
 Array = typing.Array
-
-
-def gather_path(block: Array, path: Array) -> Array:
-  """Picks the rows of `block` [R, T, ...] that `path` [R, D+1] names."""
-  return jax.vmap(lambda b, p: b.at[p].get(mode="clip"))(block, path)
 
 
 @struct.dataclass(kw_only=True)
@@ -39,8 +34,8 @@ class PagedKVCache:
     ([2, 0], 3)
   """
 
-  pages: tuple[Array, ...]
-  """L arrays [P, K, Z, 2H]."""
+  pages: tuple[_base.KV, ...]
+  """L layers [P, K, Z, 2H]."""
   pool: _pool.PagePool
   """Which pages are in use."""
   block_table: Array
@@ -71,13 +66,14 @@ class PagedKVCache:
       head_dim: H.
       page_size: Z, positions a page, at least 2.
       num_pages: P; default enough for every row at `max_len`.
-      dtype: of keys and values, apart from the model's.
+      dtype: of keys and values, apart from the model's: float32, bfloat16,
+        float16, or in eight bits with scales int8 or float8_e4m3fn.
 
     Returns:
       An empty cache.
 
     Raises:
-      ValueError: for sizes below their limits.
+      ValueError: for sizes below their limits, and for another dtype.
     """
     if page_size < 2:
       raise ValueError(f"page_size is {page_size}; it must be at least 2")
@@ -90,7 +86,7 @@ class PagedKVCache:
     pool = _pool.PagePool.create(num_pages)
     shape = (num_pages, num_kv_heads, page_size, 2 * head_dim)
     return cls(
-      pages=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
+      pages=_quantized.empty_layers(num_layers, shape, dtype),
       pool=pool,
       block_table=jnp.full((batch, row_pages), num_pages, jnp.int32),
       length=jnp.zeros((batch,), jnp.int32),
@@ -104,7 +100,7 @@ class PagedKVCache:
   @property
   def page_bytes(self) -> int:
     """Bytes of one page over all layers."""
-    return sum(x.nbytes // x.shape[0] for x in self.pages)
+    return sum(x.nbytes // x.shape[0] for x in jax.tree.leaves(self.pages))
 
   def view(self, rows: Array | None = None) -> _base.CacheView:
     """Returns what a forward pass over `rows` [R] (default: all) reads."""
@@ -116,7 +112,7 @@ class PagedKVCache:
 
   def commit(
     self,
-    block_kv: tuple[Array, ...],
+    block_kv: tuple[_base.KV, ...],
     path: Array,
     count: Array,
     rows: Array | None = None,
@@ -124,7 +120,8 @@ class PagedKVCache:
     """Appends the accepted path to each row, taking pages as needed.
 
     Args:
-      block_kv: L arrays [R, T, K, 2H] in the cache's dtype.
+      block_kv: L layers [R, T, K, 2H] in the cache's dtype, see `cast_kv`;
+        what is written are these bits.
       path: [R, D+1] int32 indices into T.
       count: [R] int32, entries of the path to write; 0 writes nowhere.
       rows: [R] int32 distinct rows, default all of them in order.
@@ -132,6 +129,9 @@ class PagedKVCache:
     Returns:
       The cache and ok [R]; a row that is not ok lacked pages (or would pass
       its block table's end) and is exactly as before.
+
+    Raises:
+      ValueError: for layers that are not held as those of the cache.
     """
     batch, row_pages = self.block_table.shape
     num_pages, size = self.pool.num_pages, self.page_size
@@ -160,12 +160,7 @@ class PagedKVCache:
       mode="fill", fill_value=num_pages
     )
     page = jnp.where(step < count[:, None], page, num_pages)
-    pages = tuple(
-      layer.at[page, :, position % size].set(
-        gather_path(block, path), mode="drop"
-      )
-      for layer, block in zip(self.pages, block_kv, strict=True)
-    )
+    pages = _quantized.write(self.pages, block_kv, path, page, position % size)
     cache = dataclasses.replace(
       self,
       pages=pages,
