@@ -110,7 +110,7 @@ def cache_factory(
     max_len: the most positions of a row.
     page_size: Z, positions a page.
     num_pages: P, or None for as many as the batch can need.
-    dtype: of keys and values.
+    dtype: of keys and values, see `memory.cache_dtype`.
 
   Raises:
     ValueError: for more positions than the model has learned.
@@ -244,7 +244,9 @@ def load(
     max_len: the most tokens of a sequence, prompt included; default 2,048 or
       what the model was made for, if that is less.
     dtype: of the weights; default float32 on CPU, bfloat16 elsewhere.
-    cache_dtype: of keys and values; default that of the weights.
+    cache_dtype: of keys and values: "float32", "bfloat16", "float16", or in
+      eight bits with scales "int8" or "float8_e4m3fn"; default that of the
+      weights. A draft's own cache stays in the dtype of the weights.
     page_size: positions a page of the cache.
     num_pages: pages of the pool, shared by all rows; default as many as the
       batch can need.
@@ -289,7 +291,7 @@ def load(
     max_len=max_len,
     page_size=page_size,
     num_pages=num_pages,
-    dtype=dtype if cache_dtype is None else jnp.dtype(cache_dtype),
+    dtype=memory.cache_dtype(dtype if cache_dtype is None else cache_dtype),
   )
   jax.eval_shape(functools.partial(init_cache, 1))  # checks the sizes
   tokenizer = text.load_tokenizer(file)

@@ -170,6 +170,35 @@ class PagedKVCache:
     )
     return cache, ok
 
+  def quantize(
+    self, dtype: jax.typing.DTypeLike
+  ) -> tuple[Self, _quantized.QuantizationError]:
+    """The same cache with its pages in eight bits; to be called on the host.
+
+    A layer at a time, so that little more memory is taken than is held. This
+    cache's pages are deleted, as those of a donated argument are.
+
+    Args:
+      dtype: int8 or float8_e4m3fn.
+
+    Returns:
+      The cache, with as many pages and the same rows; and the error that was
+      made in the slots that hold something.
+
+    Raises:
+      ValueError: for a dtype without scales, or pages that are quantised.
+    """
+    size = self.page_size
+    column = jnp.arange(self.block_table.shape[1], dtype=jnp.int32)[None]
+    # A held page is full, unless it is the last of its row.
+    filled = jnp.where(self.pool.references > 0, size, 0)
+    filled = filled.at[self.block_table].min(
+      jnp.clip(self.length[:, None] - column * size, 0, size), mode="drop"
+    )
+    live = jnp.arange(size, dtype=jnp.int32)[None] < filled[:, None]
+    pages, error = _quantized.quantize(self.pages, live, dtype)
+    return dataclasses.replace(self, pages=pages), error
+
   def release(self, mask: Array) -> Self:
     """Returns the pages of the rows where `mask` [B] is true."""
     num_pages = self.pool.num_pages

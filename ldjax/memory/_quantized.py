@@ -4,10 +4,12 @@ Quantised rows are made before any attention reads them and moved as they are,
 so that a position looks to everybody as it will look once committed.
 """
 
-from typing import Any
+import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ldjax import _base, typing
 
@@ -20,11 +22,19 @@ _SMALLEST = 1e-30
 """A row of smaller numbers counts as zeros: its scale could be subnormal."""
 
 
-def check_dtype(dtype: jax.typing.DTypeLike) -> Any:
-  """Returns `jnp.dtype(dtype)`.
+def cache_dtype(dtype: jax.typing.DTypeLike) -> np.dtype:
+  """The dtype of a cache by its name or type.
+
+  Args:
+    dtype: float32, bfloat16 or float16, or in eight bits with scales int8 or
+      float8_e4m3fn.
 
   Raises:
     ValueError: for one that no cache can have.
+
+  Example:
+    >>> cache_dtype("int8").itemsize
+    1
   """
   choices = (*_FLOATS, *_LARGEST)
   try:
@@ -43,7 +53,7 @@ def empty_layers(
   num_layers: int, shape: tuple[int, ...], dtype: jax.typing.DTypeLike
 ) -> tuple[_base.KV, ...]:
   """L layers of zeros [..., 2H]."""
-  held = check_dtype(dtype)
+  held = cache_dtype(dtype)
 
   def layer() -> _base.KV:
     values = jnp.zeros(shape, held)
@@ -77,7 +87,7 @@ def cast_kv(kv: Array, dtype: jax.typing.DTypeLike) -> _base.KV:
     >>> cast_kv(jnp.array([[1., -2., 0., 0.]]), jnp.int8).values.tolist()
     [[64, -127, 0, 0]]
   """
-  held = check_dtype(dtype)
+  held = cache_dtype(dtype)
   if held.name in _FLOATS:
     return kv.astype(held)
   halves = kv.astype(jnp.float32).reshape(*kv.shape[:-1], 2, -1)
@@ -128,3 +138,74 @@ def write(
     return layer.at[page, :, slot].set(found, mode="drop")
 
   return jax.tree.map(one, tuple(layers), tuple(block_kv))
+
+
+class QuantizationError(NamedTuple):
+  """How far quantised entries are from what they were, a layer each.
+
+  The error of an entry is counted against the largest number of its position,
+  head and half: int8 rounds by at most 1 / 254 of it, float8_e4m3fn by 1 / 28.
+  """
+
+  largest: np.ndarray
+  """[L, 2] float32, of keys and of values."""
+  rms: np.ndarray
+  """[L, 2] float32, root of the summed squares of the errors over that of the
+  entries."""
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _quantize_layer(
+  layer: Array, live: Array, dtype: np.dtype
+) -> tuple[_base.QuantizedKV, Array, Array]:
+  held = cast_kv(layer, dtype)
+  assert isinstance(held, _base.QuantizedKV)
+
+  def halves(x: Array) -> Array:
+    kept = jnp.where(live[:, None, :, None], x.astype(jnp.float32), 0.0)
+    return kept.reshape(*layer.shape[:-1], 2, -1)
+
+  before = halves(layer)
+  scales = jnp.where(live[:, None, :, None], held.scales, 0.0)
+  error = halves(held.values) * scales[..., None] - before
+  top = jnp.abs(before).max(-1)
+  relative = jnp.abs(error).max(-1) / jnp.where(top == 0, 1.0, top)
+  squares = jnp.square(before).sum((0, 1, 2, 4))
+  rms = jnp.sqrt(
+    jnp.square(error).sum((0, 1, 2, 4)) / jnp.where(squares == 0, 1.0, squares)
+  )
+  return held, relative.max((0, 1, 2)), rms
+
+
+def quantize(
+  layers: tuple[_base.KV, ...], live: Array, dtype: jax.typing.DTypeLike
+) -> tuple[tuple[_base.KV, ...], QuantizationError]:
+  """Quantises pages, a layer at a time, each deleted once it is done.
+
+  Args:
+    layers: L layers [P, K, Z, 2H] of floats, not traced.
+    live: [P, Z] bool, the slots whose error counts.
+    dtype: int8 or float8_e4m3fn.
+
+  Raises:
+    ValueError: for a dtype without scales, or pages that are quantised.
+  """
+  wanted = cache_dtype(dtype)
+  if wanted.name in _FLOATS:
+    raise ValueError(
+      f"quantising to {wanted.name} would save nothing; give one of"
+      f" {', '.join(_LARGEST)}"
+    )
+  done: list[_base.KV] = []
+  largest: list[np.ndarray] = []
+  rms: list[np.ndarray] = []
+  for layer in layers:
+    if isinstance(layer, _base.QuantizedKV):
+      raise ValueError(f"the pages are quantised already, to {layer.dtype}")
+    held, *errors = _quantize_layer(layer, live, wanted)
+    # On the host, so that the layer was read before it is deleted.
+    for found, error in zip((largest, rms), errors, strict=True):
+      found.append(np.asarray(error))
+    layer.delete()
+    done.append(held)
+  return tuple(done), QuantizationError(np.stack(largest), np.stack(rms))
