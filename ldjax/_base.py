@@ -5,7 +5,7 @@ functions; nothing holds state.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 
 import jax.numpy as jnp
 from flax import struct
@@ -15,6 +15,34 @@ from ldjax import typing
 Array = typing.Array
 
 
+class QuantizedKV(NamedTuple):
+  """Keys and values in eight bits, with a scale a position, head and half.
+
+  The keys of a position and head are `values[..., :H] * scales[..., 0]`, its
+  values `values[..., H:] * scales[..., 1]`. `memory.cast_kv` makes it.
+  """
+
+  values: Array
+  """[..., 2H] int8 or float8_e4m3fn."""
+  scales: Array
+  """[..., 2] float32, of the keys and of the values; NaN where a number was
+  not finite."""
+
+  @property
+  def dtype(self) -> Any:
+    """That of `values`, as a cache is asked for it."""
+    return self.values.dtype
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """That of `values`."""
+    return self.values.shape
+
+
+KV: TypeAlias = Array | QuantizedKV
+"""Keys and values [..., 2H], of a layer's pages or of a block of nodes."""
+
+
 class CacheView(NamedTuple):
   """What a forward pass may read of a cache: the committed prefix.
 
@@ -22,8 +50,8 @@ class CacheView(NamedTuple):
   of every layer; positions at or past `length[r]` are garbage.
   """
 
-  pages: tuple[Array, ...]
-  """L arrays [P, K, Z, 2H]: keys, then values, on the last axis."""
+  pages: tuple[KV, ...]
+  """L layers [P, K, Z, 2H]: keys, then values, on the last axis."""
   block_table: Array
   """[R, M] int32; entries past the live pages are out of range."""
   length: Array
@@ -41,7 +69,7 @@ class Cache(Protocol):
 
   def commit(
     self,
-    block_kv: tuple[Array, ...],
+    block_kv: tuple[KV, ...],
     path: Array,
     count: Array,
     rows: Array | None = None,
@@ -49,7 +77,7 @@ class Cache(Protocol):
     """Appends `block_kv[l][r, path[r, i]]` for i < count[r] to each row.
 
     Args:
-      block_kv: L arrays [R, T, K, 2H].
+      block_kv: L layers [R, T, K, 2H], each as the cache holds it.
       path: [R, D+1] int32 indices into T.
       count: [R] int32, how many entries of the path to write.
       rows: [R] int32 rows of the cache, default all of them in order.
@@ -70,8 +98,8 @@ class TargetOutput(NamedTuple):
   """[R, T, E], the states that the output matrix reads."""
   features: Array
   """[R, T, X], the states that a draft reads."""
-  block_kv: tuple[Array, ...]
-  """L arrays [R, T, K, 2H] in the cache's dtype."""
+  block_kv: tuple[KV, ...]
+  """L layers [R, T, K, 2H] in the cache's dtype, see `memory.cast_kv`."""
 
 
 class Scores(NamedTuple):

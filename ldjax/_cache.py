@@ -25,7 +25,7 @@ def cache_factory(
     max_len: the most positions of a row.
     page_size: Z, positions a page.
     num_pages: P, or None for as many as the batch can need.
-    dtype: of keys and values.
+    dtype: of keys and values, see `memory.cache_dtype`.
 
   Raises:
     ValueError: for more positions than the model has learned.

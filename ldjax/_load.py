@@ -71,7 +71,9 @@ def load(
     max_len: the most tokens of a sequence, prompt included; default 2,048 or
       what the model was made for, if that is less.
     dtype: of the weights; default float32 on CPU, bfloat16 elsewhere.
-    cache_dtype: of keys and values; default that of the weights.
+    cache_dtype: of keys and values: "float32", "bfloat16", "float16", or in
+      eight bits with scales "int8" or "float8_e4m3fn"; default that of the
+      weights. A draft's own cache stays in the dtype of the weights.
     page_size: positions a page of the cache.
     num_pages: pages of the pool, shared by all rows, from the start on. By
       default it starts with three times the longest sequence, or what the

@@ -224,7 +224,7 @@ def load(
     max_len=max_len,
     page_size=page_size,
     num_pages=num_pages,
-    dtype=dtype if cache_dtype is None else jnp.dtype(cache_dtype),
+    dtype=memory.cache_dtype(dtype if cache_dtype is None else cache_dtype),
   )
   # Checks the sizes.
   page_bytes = jax.eval_shape(functools.partial(init_cache, 1)).page_bytes

@@ -169,6 +169,15 @@ class TestLoad:
     assert (model.draft_name, model.draft.size) == ("none", 1)
     assert (model.max_len, model.page_size, model.num_pages) == (50, 8, 9)
 
+  @pytest.mark.parametrize("cache_dtype", ["int8", jnp.float8_e4m3fn])
+  def test_a_cache_in_eight_bits(self, tiny_folder, cache_dtype):
+    model = ldjax.load(tiny_folder, cache_dtype=cache_dtype, max_len=50)
+    cache = jax.eval_shape(functools.partial(model.init_cache, 2))
+    assert cache.pages[0].dtype == cache_dtype
+    assert cache.pages[0].scales.shape == (8, 1, 16, 2)
+    text = ldjax.generate(model, "abc", max_new_tokens=4, chat=False)
+    assert len(text.tokens) > 0
+
   def test_progress_is_lines_of_text(self, tiny_folder):
     lines = []
     ldjax.load(tiny_folder, progress=lines.append)
@@ -189,6 +198,8 @@ class TestLoad:
       ({"max_len": 257}, "max_len is 257; this model can have 2 to 256"),
       ({"page_size": 1}, "page_size is 1; it must be at least 2"),
       ({"num_pages": 0}, "num_pages is 0"),
+      ({"cache_dtype": "int4"}, "dtype is int4; .* int8, float8_e4m3fn"),
+      ({"cache_dtype": "q8"}, "dtype is q8; .* one of float32, bfloat16"),
       ({"tree": "1,2,2"}, "proposes a chain, not a tree of 7 nodes and depth"),
       ({"tree": [(0,), (1,)]}, "proposes a chain, not a tree of 3 nodes"),
       ({"tree": "nonsense"}, "'nonsense' is not understood"),

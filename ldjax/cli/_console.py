@@ -50,6 +50,7 @@ def load(
   draft: str = "auto",
   tree: str = "auto",
   max_len: int | None = None,
+  cache_dtype: str | None = None,
 ) -> assemble.LanguageModel:
   """Loads a model with a spinner that says what goes on."""
   keep_compilations()
@@ -59,6 +60,7 @@ def load(
       draft=draft,
       tree=tree,
       max_len=max_len,
+      cache_dtype=cache_dtype,
       progress=lambda line: status.update(
         rich.text.Text(f"Loading {model}: {line}")
       ),

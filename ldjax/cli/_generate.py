@@ -38,6 +38,13 @@ def generate(
     int | None,
     typer.Option(help="Tokens of prompt and answer together at most."),
   ] = None,
+  cache_dtype: Annotated[
+    str | None,
+    typer.Option(
+      help="Of keys and values: float32, bfloat16, float16, int8 or"
+      " float8_e4m3fn; default that of the weights."
+    ),
+  ] = None,
   temperature: _options.Temperature = 0.0,
   top_p: _options.TopP = None,
   top_k: _options.TopK = None,
@@ -82,7 +89,7 @@ def generate(
       seed=seed,
       chat=chat,
     )
-    loaded = _console.load(model, draft, tree, max_len)
+    loaded = _console.load(model, draft, tree, max_len, cache_dtype)
     stream = _generate.stream(loaded, prompt, settings, progress=_console.say)
     for piece in stream:
       if not as_json:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from ldjax import _base, typing
-from ldjax.memory import _paged
+from ldjax.memory import _quantized
 
 Array = typing.Array
 
@@ -24,8 +24,8 @@ class DenseKVCache:
     (2, 1, 8, 4)
   """
 
-  pages: tuple[Array, ...]
-  """L arrays [B, K, S, 2H]; to a reader, one page a row."""
+  pages: tuple[_base.KV, ...]
+  """L layers [B, K, S, 2H]; to a reader, one page a row."""
   length: Array
   """[B] int32, committed positions."""
 
@@ -40,10 +40,10 @@ class DenseKVCache:
     head_dim: int,
     dtype: jax.typing.DTypeLike = jnp.float32,
   ) -> Self:
-    """Allocates B rows of `max_len` positions each."""
+    """Allocates B rows of `max_len` positions; see `PagedKVCache.create`."""
     shape = (batch, num_kv_heads, max_len, 2 * head_dim)
     return cls(
-      pages=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
+      pages=_quantized.empty_layers(num_layers, shape, dtype),
       length=jnp.zeros((batch,), jnp.int32),
     )
 
@@ -55,7 +55,7 @@ class DenseKVCache:
 
   def commit(
     self,
-    block_kv: tuple[Array, ...],
+    block_kv: tuple[_base.KV, ...],
     path: Array,
     count: Array,
     rows: Array | None = None,
@@ -69,11 +69,8 @@ class DenseKVCache:
     count = jnp.where(ok, count, 0)
     step = jnp.arange(path.shape[1], dtype=jnp.int32)[None]
     position = jnp.where(step < count[:, None], length[:, None] + step, max_len)
-    pages = tuple(
-      layer.at[rows[:, None], :, position].set(
-        _paged.gather_path(block, path), mode="drop"
-      )
-      for layer, block in zip(self.pages, block_kv, strict=True)
+    pages = _quantized.write(
+      self.pages, block_kv, path, rows[:, None], position
     )
     cache = dataclasses.replace(
       self, pages=pages, length=self.length.at[rows].add(count)

@@ -10,14 +10,9 @@ import jax.numpy as jnp
 from flax import struct
 
 from ldjax import _base, typing
-from ldjax.memory import _pool
+from ldjax.memory import _pool, _quantized
 
 Array = typing.Array
-
-
-def gather_path(block: Array, path: Array) -> Array:
-  """Picks the rows of `block` [R, T, ...] that `path` [R, D+1] names."""
-  return jax.vmap(lambda b, p: b.at[p].get(mode="clip"))(block, path)
 
 
 @struct.dataclass(kw_only=True)
@@ -40,8 +35,8 @@ class PagedKVCache:
     ([2, 0], 3)
   """
 
-  pages: tuple[Array, ...]
-  """L arrays [P, K, Z, 2H]."""
+  pages: tuple[_base.KV, ...]
+  """L layers [P, K, Z, 2H]."""
   pool: _pool.PagePool
   """Which pages are in use."""
   block_table: Array
@@ -72,13 +67,14 @@ class PagedKVCache:
       head_dim: H.
       page_size: Z, positions a page, at least 2.
       num_pages: P; default enough for every row at `max_len`.
-      dtype: of keys and values, apart from the model's.
+      dtype: of keys and values, apart from the model's: float32, bfloat16,
+        float16, or in eight bits with scales int8 or float8_e4m3fn.
 
     Returns:
       An empty cache.
 
     Raises:
-      ValueError: for sizes below their limits.
+      ValueError: for sizes below their limits, and for another dtype.
     """
     if page_size < 2:
       raise ValueError(f"page_size is {page_size}; it must be at least 2")
@@ -91,7 +87,7 @@ class PagedKVCache:
     pool = _pool.PagePool.create(num_pages)
     shape = (num_pages, num_kv_heads, page_size, 2 * head_dim)
     return cls(
-      pages=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
+      pages=_quantized.empty_layers(num_layers, shape, dtype),
       pool=pool,
       block_table=jnp.full((batch, row_pages), num_pages, jnp.int32),
       length=jnp.zeros((batch,), jnp.int32),
@@ -120,7 +116,7 @@ class PagedKVCache:
 
   def commit(
     self,
-    block_kv: tuple[Array, ...],
+    block_kv: tuple[_base.KV, ...],
     path: Array,
     count: Array,
     rows: Array | None = None,
@@ -128,7 +124,8 @@ class PagedKVCache:
     """Appends the accepted path to each row, taking pages as needed.
 
     Args:
-      block_kv: L arrays [R, T, K, 2H] in the cache's dtype.
+      block_kv: L layers [R, T, K, 2H] in the cache's dtype, see `cast_kv`;
+        what is written are these bits.
       path: [R, D+1] int32 indices into T.
       count: [R] int32, entries of the path to write; 0 writes nowhere.
       rows: [R] int32 distinct rows, default all of them in order.
@@ -136,6 +133,9 @@ class PagedKVCache:
     Returns:
       The cache and ok [R]; a row that is not ok lacked pages (or would pass
       its block table's end) and is exactly as before.
+
+    Raises:
+      ValueError: for layers that are not held as those of the cache.
     """
     batch, row_pages = self.block_table.shape
     num_pages, size = self.pool.num_pages, self.page_size
@@ -164,12 +164,7 @@ class PagedKVCache:
       mode="fill", fill_value=num_pages
     )
     page = jnp.where(step < count[:, None], page, num_pages)
-    pages = tuple(
-      layer.at[page, :, position % size].set(
-        gather_path(block, path), mode="drop"
-      )
-      for layer, block in zip(self.pages, block_kv, strict=True)
-    )
+    pages = _quantized.write(self.pages, block_kv, path, page, position % size)
     cache = dataclasses.replace(
       self,
       pages=pages,
@@ -201,7 +196,7 @@ class PagedKVCache:
       length=self.length.at[row].set(count * self.page_size),
     )
 
-  def take(self, row: Array) -> tuple[Array, ...]:
+  def take(self, row: Array) -> tuple[_base.KV, ...]:
     """A copy of what a row's pages hold.
 
     Args:
@@ -215,7 +210,7 @@ class PagedKVCache:
     return jax.tree.map(lambda x: x.at[table].get(mode="clip"), self.pages)
 
   def put(
-    self, row: Array, contents: tuple[Array, ...], length: Array
+    self, row: Array, contents: tuple[_base.KV, ...], length: Array
   ) -> tuple[Self, Array]:
     """Gives a row that holds nothing what `take` copied.
 
@@ -242,6 +237,35 @@ class PagedKVCache:
       length=self.length.at[row].set(jnp.where(ok[0], length, 0)),
     )
     return cache, ok[0]
+
+  def quantize(
+    self, dtype: jax.typing.DTypeLike
+  ) -> tuple[Self, _quantized.QuantizationError]:
+    """The same cache with its pages in eight bits; to be called on the host.
+
+    A layer at a time, so that little more memory is taken than is held. This
+    cache's pages are deleted, as those of a donated argument are.
+
+    Args:
+      dtype: int8 or float8_e4m3fn.
+
+    Returns:
+      The cache, with as many pages and the same rows; and the error that was
+      made in the slots that hold something.
+
+    Raises:
+      ValueError: for a dtype without scales, or pages that are quantised.
+    """
+    size = self.page_size
+    column = jnp.arange(self.block_table.shape[1], dtype=jnp.int32)[None]
+    # A held page is full, unless it is the last of its row.
+    filled = jnp.where(self.pool.references > 0, size, 0)
+    filled = filled.at[self.block_table].min(
+      jnp.clip(self.length[:, None] - column * size, 0, size), mode="drop"
+    )
+    live = jnp.arange(size, dtype=jnp.int32)[None] < filled[:, None]
+    pages, error = _quantized.quantize(self.pages, live, dtype)
+    return dataclasses.replace(self, pages=pages), error
 
   def release(self, mask: Array) -> Self:
     """Returns the pages of the rows where `mask` [B] is true."""

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ldjax import pallas_kernels, typing
+from ldjax import _base, memory, pallas_kernels, typing
 from ldjax.models import _config, _layers, _linear
 
 Array = typing.Array
@@ -56,7 +56,6 @@ class Attention(nnx.Module):
     self,
     x: Array,
     angles: tuple[Array, Array] | None,
-    cache_dtype: jax.typing.DTypeLike,
   ) -> tuple[Array, Array]:
     """Queries, and keys with values, of a block of nodes.
 
@@ -64,10 +63,9 @@ class Attention(nnx.Module):
       x: [R, T, E], or of the width `inputs`.
       angles: cosines and sines, each [R, T, H/2]; None for a layer without
         rotary embedding.
-      cache_dtype: that of the cache.
 
     Returns:
-      [R, T, N, H], and [R, T, K, 2H] in the cache's dtype.
+      [R, T, N, H], and [R, T, K, 2H] as computed.
     """
     rows, num_nodes, _ = x.shape
 
@@ -81,9 +79,7 @@ class Attention(nnx.Module):
     query = place(self.q_proj(x), self.q_norm)
     key = place(self.k_proj(x), self.k_norm)
     value = heads(self.v_proj(x))
-    # Through the cache's dtype first: a node must look to its block as it
-    # will look once committed, or wide and narrow passes would differ.
-    return query, jnp.concatenate([key, value], axis=-1).astype(cache_dtype)
+    return query, jnp.concatenate([key, value], axis=-1)
 
   def __call__(
     self,
@@ -91,10 +87,10 @@ class Attention(nnx.Module):
     angles: tuple[Array, Array] | None,
     mask: Array,
     start: Array | None,
-    pages: Array,
+    pages: _base.KV,
     block_table: Array,
     length: Array,
-  ) -> tuple[Array, Array]:
+  ) -> tuple[Array, _base.KV]:
     """Attends a block of nodes.
 
     Args:
@@ -112,7 +108,10 @@ class Attention(nnx.Module):
     """
     rows, num_nodes, _ = x.shape
     config = self.config
-    query, block_kv = self.project(x, angles, pages.dtype)
+    query, computed = self.project(x, angles)
+    # Through the cache's dtype first: a node must look to its block as it
+    # will look once committed, or wide and narrow passes would differ.
+    block_kv = memory.cast_kv(computed, pages.dtype)
     out = pallas_kernels.tree_attention(
       query,
       block_kv,

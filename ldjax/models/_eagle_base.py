@@ -239,7 +239,8 @@ class EagleHeads(_heads.Heads):
   def _project(self, x: Array, numbers: Array) -> tuple[Array, Array]:
     """Queries, and keys with values, of what the attention reads."""
     angles = _layers.rotary_angles(self.config.layer, numbers)
-    return self.layer.self_attn.project(x, angles, self.dtype)
+    query, block_kv = self.layer.self_attn.project(x, angles)
+    return query, block_kv.astype(self.dtype)
 
   def _leave(self, x: Array, attended: Array) -> Array:
     """Output [R, T, E] of the layer."""

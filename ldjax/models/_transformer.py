@@ -42,10 +42,10 @@ class Block(nnx.Module):
     angles: tuple[Array, Array] | None,
     mask: Array,
     start: Array | None,
-    pages: Array,
+    pages: _base.KV,
     block_table: Array,
     length: Array,
-  ) -> tuple[Array, Array]:
+  ) -> tuple[Array, _base.KV]:
     """Runs the block; see `Attention.__call__` for shapes."""
     out, block_kv = self.self_attn(
       self.input_layernorm(x), angles, mask, start, pages, block_table, length

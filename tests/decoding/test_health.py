@@ -70,11 +70,19 @@ def test_root_only_rounds_carry_on(toy):
 
 
 @pytest.mark.parametrize(
-  "page_size", [4, pytest.param(None, marks=pytest.mark.slow)]
+  ("page_size", "cache_dtype"),
+  [
+    (4, "float32"),
+    pytest.param(None, "float32", marks=pytest.mark.slow),
+    pytest.param(4, "int8", marks=pytest.mark.slow),
+    pytest.param(4, "float8_e4m3fn", marks=pytest.mark.slow),
+  ],
 )
-def test_garbage_where_nothing_was_committed(page_size):
+def test_garbage_where_nothing_was_committed(page_size, cache_dtype):
   """NaN in every slot that holds no committed position changes nothing."""
-  tiny = testing.tiny_model(max_len=24, page_size=page_size)
+  tiny = testing.tiny_model(
+    max_len=24, page_size=page_size, cache_dtype=cache_dtype
+  )
   decoder = decoding.speculative(
     tiny.target,
     testing.random_tree_draft(7, 3, 31),
@@ -129,11 +137,14 @@ def _poison(cache):
   )
   kept = jnp.zeros((num_pages, size), bool)
   kept = kept.at[page, slot % size].set(True, mode="drop")
-  return cache.replace(
-    pages=tuple(
-      jnp.where(kept[:, None, :, None], layer, jnp.nan) for layer in cache.pages
+
+  def poison(layer):
+    worst = 127 if layer.dtype == jnp.int8 else jnp.nan
+    return jnp.where(
+      kept[:, None, :, None], layer, jnp.asarray(worst, layer.dtype)
     )
-  )
+
+  return cache.replace(pages=jax.tree.map(poison, cache.pages))
 
 
 def test_minus_infinity_rules_an_id_out_and_nothing_else_may_be_infinite():

@@ -208,15 +208,43 @@ def test_every_prompt_alone(toy, tiny, name):
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ("cache_dtype", "name"),
-  [("bfloat16", "random tree"), ("float16", "n-gram")],
+  [
+    ("bfloat16", "random tree"),
+    ("float16", "n-gram"),
+    ("int8", "random tree"),
+    ("int8", "Medusa"),
+    ("float8_e4m3fn", "n-gram"),
+  ],
 )
 def test_narrow_cache(toy, cache_dtype, name):
-  # Block keys pass through the cache's dtype, so law 1 holds there as well.
+  # Block keys pass through the cache's dtype, so law 1 holds there as well:
+  # any draft, rows in any order, pages of any size or none.
   tiny = testing.tiny_model(max_len=36, cache_dtype=cache_dtype)
   draft, draft_params = _make(name, tiny)
+  dense = testing.tiny_model(
+    max_len=36, cache_dtype=cache_dtype, page_size=None
+  )
   for setting in SETTINGS:
-    want, _ = _decode(toy, tiny, decoding.root_only(), (), setting)
-    assert _decode(toy, tiny, draft, draft_params, setting)[0] == want
+    want, _ = _decode(
+      toy,
+      tiny,
+      decoding.root_only(),
+      (),
+      setting,
+      init_cache=dense.init_cache,
+    )
+    for rows in ((0, 1, 2, 3), (2, 2, 0, 3)):
+      got, _ = _decode(toy, tiny, draft, draft_params, setting, rows)
+      assert got == [want[row] for row in rows]
+
+
+def test_an_int8_cache_is_lossless_within_itself(toy, tiny):
+  int8 = testing.tiny_model(max_len=36, cache_dtype="int8")
+  plain, _ = _decode(toy, int8, decoding.root_only(), (), SETTINGS[2])
+  draft = testing.random_tree_draft(13, 4, 31)
+  assert _decode(toy, int8, draft, (), SETTINGS[2])[0] == plain
+  # It is another text than a float cache gives, so it was quantised.
+  assert plain != _oracle(toy, tiny, 2)
 
 
 @pytest.mark.slow

@@ -1,8 +1,9 @@
 """Attention of query rows over a paged prefix."""
 
 import chex
+import jax
 
-from ldjax import typing
+from ldjax import _base, typing
 from ldjax.pallas_kernels._prefix_attention import _xla
 
 __all__ = ["prefix_attention"]
@@ -12,7 +13,7 @@ Array = typing.Array
 
 def prefix_attention(
   query: Array,
-  pages: Array,
+  pages: _base.KV,
   block_table: Array,
   length: Array,
   *,
@@ -27,7 +28,9 @@ def prefix_attention(
 
   Args:
     query: [R, T, N, H].
-    pages: [P, K, Z, 2H], keys then values on the last axis.
+    pages: [P, K, Z, 2H], keys then values on the last axis; or `QuantizedKV`
+      of these, whose scales are multiplied into scores and weights, so that no
+      float copy of the pool is made.
     block_table: [R, M] int32, page of each stretch of Z positions.
     length: [R] int32, live positions; whatever lies past them, NaN included,
       changes nothing.
@@ -57,7 +60,11 @@ def prefix_attention(
   """
   rows, _, heads, head_dim = query.shape
   kv_heads = pages.shape[1]
-  chex.assert_shape(pages, (None, kv_heads, None, 2 * head_dim))
+  if isinstance(pages, _base.QuantizedKV):
+    chex.assert_shape(pages.scales, (*pages.shape[:3], 2))
+  chex.assert_shape(
+    jax.tree.leaves(pages)[0], (None, kv_heads, None, 2 * head_dim)
+  )
   chex.assert_shape(block_table, (rows, None))
   chex.assert_shape(length, (rows,))
   if start is not None:

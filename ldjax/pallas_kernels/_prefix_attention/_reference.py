@@ -3,14 +3,14 @@
 import jax
 import jax.numpy as jnp
 
-from ldjax import typing
+from ldjax import _base, typing
 
 Array = typing.Array
 
 
 def prefix_attention(
   query: Array,
-  pages: Array,
+  pages: _base.KV,
   block_table: Array,
   length: Array,
   *,
@@ -25,11 +25,19 @@ def prefix_attention(
   rows, num_query, heads, head_dim = query.shape
   _, kv_heads, page_size, _ = pages.shape
   capacity = block_table.shape[1] * page_size
-  gathered = pages.at[block_table].get(mode="clip")  # [R, M, K, Z, 2H]
-  gathered = jnp.moveaxis(gathered, 2, 1).reshape(
-    rows, kv_heads, capacity, 2 * head_dim
-  )
-  key, value = jnp.split(gathered.astype(jnp.float32), 2, axis=-1)
+
+  def gather(x):
+    found = x.at[block_table].get(mode="clip")  # [R, M, K, Z, ...]
+    found = jnp.moveaxis(found, 2, 1).astype(jnp.float32)
+    return found.reshape(rows, kv_heads, capacity, -1)
+
+  if isinstance(pages, _base.QuantizedKV):
+    gathered = gather(pages.values) * jnp.repeat(
+      gather(pages.scales), head_dim, axis=-1
+    )
+  else:
+    gathered = gather(pages)
+  key, value = jnp.split(gathered, 2, axis=-1)
   position = jnp.arange(capacity)
   begin = jnp.zeros((rows, num_query), jnp.int32) if start is None else start
   seen = (position[None, None] >= begin[..., None]) & (

@@ -9,7 +9,7 @@ number follows the window.
 import jax.numpy as jnp
 from jax import lax
 
-from ldjax import typing
+from ldjax import _base, typing
 
 Array = typing.Array
 
@@ -20,7 +20,7 @@ most. Measured on a CPU: one row wants 256, from four rows on less is faster."""
 
 def prefix_attention(
   query: Array,
-  pages: Array,
+  pages: _base.KV,
   block_table: Array,
   length: Array,
   *,
@@ -55,22 +55,31 @@ def prefix_attention(
   grouped = jnp.swapaxes(grouped, 1, 2)  # [R, K, T, G, H]
   kv_head = jnp.arange(kv_heads, dtype=jnp.int32)[:, None]
 
-  def fetch(ids, half):
+  quantized = isinstance(pages, _base.QuantizedKV)
+  values, scales = pages if quantized else (pages, None)
+
+  def fetch(source, ids, half):
     """One half of the pages [R, n], gathered into the layout of the product:
-    [R, K, S, H], without a transpose or a slice of what was gathered."""
-    index = jnp.broadcast_arrays(ids[:, None], kv_head, jnp.int32(half))
+    [R, K, S, H] of values or [R, K, S, 1] of scales, without a transpose or a
+    slice of what was gathered."""
+    width = source.shape[-1] // 2
+    index = jnp.broadcast_arrays(ids[:, None], kv_head, jnp.int32(half * width))
     found = lax.gather(
-      pages,
+      source,
       jnp.stack(index, axis=-1),
       lax.GatherDimensionNumbers(
         offset_dims=(3, 4),
         collapsed_slice_dims=(0, 1),
         start_index_map=(0, 1, 3),
       ),
-      slice_sizes=(1, 1, page_size, head_dim),
+      slice_sizes=(1, 1, page_size, width),
       mode=lax.GatherScatterMode.CLIP,
     )
-    return found.reshape(rows, kv_heads, block, head_dim)
+    return found.reshape(rows, kv_heads, block, width)
+
+  def fetch_scale(ids, half):
+    """The scales [R, K, 1, 1, S] of one half."""
+    return fetch(scales, ids, half)[:, :, None, None, :, 0]
 
   def accumulate(i, carry):
     top, total, out = carry
@@ -93,14 +102,17 @@ def prefix_attention(
       live = live & near.any(1)
     # A masked key may hold anything; a masked value must be zero, for
     # 0 x NaN is NaN.
-    value = jnp.where(live[:, None, :, None], fetch(ids, head_dim), 0)
+    value = fetch(values, ids, 1)
+    value = jnp.where(live[:, None, :, None], value, jnp.zeros((), value.dtype))
     scores = jnp.einsum(
       "rktgh,rksh->rktgs",
       grouped,
-      fetch(ids, 0).astype(dtype),
+      fetch(values, ids, 0).astype(dtype),
       precision=precision,
       preferred_element_type=jnp.float32,
     )
+    if quantized:
+      scores = scores * fetch_scale(ids, 0)
     if soft_cap is not None:
       scores = soft_cap * jnp.tanh(scores / soft_cap)
     scores = jnp.where(seen, scores, -jnp.inf)
@@ -108,6 +120,10 @@ def prefix_attention(
     weights = jnp.exp(scores - new_top[..., None])
     shrink = jnp.exp(top - new_top)
     total = total * shrink + weights.sum(-1)
+    if quantized:
+      weights = weights * jnp.where(
+        live[:, None, None, None], fetch_scale(ids, 1), 0.0
+      )
     out = out * shrink[..., None] + jnp.einsum(
       "rktgs,rksh->rktgh",
       weights.astype(dtype),

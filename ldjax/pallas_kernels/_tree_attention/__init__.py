@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ldjax import typing
+from ldjax import _base, typing
 from ldjax.pallas_kernels import _prefix_attention
 
 __all__ = ["ancestor_mask", "tree_attention", "window_mask"]
@@ -79,8 +79,8 @@ def window_mask(
 
 def tree_attention(
   query: Array,
-  block_kv: Array,
-  pages: Array,
+  block_kv: _base.KV,
+  pages: _base.KV,
   block_table: Array,
   length: Array,
   mask: Array,
@@ -94,7 +94,7 @@ def tree_attention(
   Args:
     query: [R, T, N, H].
     block_kv: [R, T, K, 2H], keys and values of the nodes themselves, in the
-      cache's dtype.
+      cache's dtype, see `memory.cast_kv`; an array or `QuantizedKV`.
     pages: [P, K, Z, 2H], see `prefix_attention`.
     block_table: [R, M] int32.
     length: [R] int32.
@@ -117,7 +117,16 @@ def tree_attention(
   """
   rows, num_nodes, heads, head_dim = query.shape
   kv_heads = block_kv.shape[2]
-  chex.assert_shape(block_kv, (rows, num_nodes, kv_heads, 2 * head_dim))
+  if isinstance(block_kv, _base.QuantizedKV):
+    block, scales = block_kv
+    chex.assert_shape(scales, (rows, num_nodes, kv_heads, 2))
+    # [R, K, 1, 1, T] of keys and of values.
+    key_scale, value_scale = jnp.moveaxis(scales, (3, 2), (0, 2))[
+      :, :, :, None, None
+    ]
+  else:
+    block, key_scale, value_scale = block_kv, None, None
+  chex.assert_shape(block, (rows, num_nodes, kv_heads, 2 * head_dim))
   chex.assert_shape(mask, (rows, num_nodes, num_nodes))
   prefix_out, prefix_lse = _prefix_attention.prefix_attention(
     query,
@@ -138,10 +147,12 @@ def tree_attention(
   scores = jnp.einsum(
     "rtkgh,rskh->rktgs",
     grouped,
-    block_kv[..., :head_dim].astype(dtype),
+    block[..., :head_dim].astype(dtype),
     precision=precision,
     preferred_element_type=jnp.float32,
   )
+  if key_scale is not None:
+    scores = scores * key_scale
   if soft_cap is not None:
     scores = soft_cap * jnp.tanh(scores / soft_cap)
   scores = jnp.where(mask[:, None, :, None], scores, -jnp.inf)
@@ -154,9 +165,13 @@ def tree_attention(
   weights = jnp.exp(scores - merged[..., None])
   # A node that is not finite must reach only those that see it, but 0 x NaN
   # is NaN: take it out of the product and mark its descendants instead.
-  value = block_kv[..., head_dim:].astype(dtype)
+  value = block[..., head_dim:].astype(dtype)
   sound = jnp.isfinite(value)
   broken = ~jnp.all(sound, axis=(2, 3))
+  if value_scale is not None:
+    sound_scale = jnp.isfinite(value_scale)
+    broken = broken | ~jnp.all(sound_scale, axis=(1, 2, 3))
+    weights = weights * jnp.where(sound_scale, value_scale, 0.0)
   poisoned = jnp.any(mask & broken[:, None, :], axis=-1)
   block_out = jnp.einsum(
     "rktgs,rskh->rtkgh",
