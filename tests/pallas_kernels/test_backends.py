@@ -1,8 +1,8 @@
 """Every backend of `prefix_attention` against its definition.
 
-On a CPU the kernels are interpreted: TPU's by both of its interpreters, of which
-the second fills memory with NaN, and GPU's with its detector of races. On a
-device they are compiled. What a backend's entry in `LIMITS` excludes must be
+On a CPU the kernels are interpreted: TPU's by both of its interpreters, the
+second of which fills memory with NaN, and GPU's with its detector of races. On
+a device they are compiled. What a backend's entry in `LIMITS` excludes must be
 refused, and nothing else.
 """
 
