@@ -12,6 +12,7 @@ _PACKAGE = pathlib.Path(__file__).resolve().parent.parent / "ldjax"
 _ORDER = (
   "typing",
   "_base",
+  "_cache_folder",
   "_render",
   "sampling",
   "memory",
