@@ -291,7 +291,9 @@ class Engine:
     self.rows[at] = None
     self._order.remove(at)
     self._room = True
-    return row.result(reason, used * self._page_bytes)
+    return row.result(
+      reason, used * self._page_bytes, bool(self.memory.compressed)
+    )
 
   def _give_up(self, at: int, row: _row.Row) -> _row.Event:
     warnings.warn(
@@ -385,6 +387,10 @@ class Engine:
     assert row is not None
     if self.model.on_pressure == "error":
       raise self._pages.exhausted(self._state, self.running)
+    if self.model.on_pressure == "compress" and self._pages.compressible:
+      self._state = self._pages.compress(self._state)
+      del self._page_bytes
+      return
     row.waiting = True
     if self.model.on_pressure == "offload":
       self._state, row.parked = self._pages.park(

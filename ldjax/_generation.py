@@ -41,6 +41,10 @@ class Generation:
   peak_cache_bytes: int
   """Bytes of cache pages in use when it ended, all rows together; a page that
   rows share counts for each of them."""
+  compressed: bool = False
+  """Whether memory ran short and the cache was made int8 by the time it ended
+  (`load(on_pressure="compress")`): then its text may be another one than
+  without."""
 
   @property
   def rounds(self) -> int:

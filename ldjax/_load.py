@@ -84,8 +84,10 @@ def load(
       memory: an amount like `"24GB"`, or a share like 0.75.
     on_pressure: what to do when rows need more than that: `"preempt"` (the
       newest gives its pages back and is computed again later), `"offload"`
-      (its pages wait in the host's memory) or `"error"`. With the first two
-      the text is the same.
+      (its pages wait in the host's memory), `"compress"` (the whole cache
+      becomes int8 once, then as with `"preempt"`; from there on the text is
+      that of an int8 cache, and `Generation.compressed` says so) or `"error"`.
+      With the first two the text is the same.
     mesh: devices to spread the model over, with an axis "tensor" that splits
       its matrices and the heads of its cache, and an axis "data" that splits
       the rows of a batch; either may be left out. What an axis does not

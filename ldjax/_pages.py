@@ -7,6 +7,7 @@ pool grows, and only then do rows give way, as `on_pressure` says.
 import dataclasses
 import functools
 import logging
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,6 +35,8 @@ class MemoryCounts:
   """Rows that gave their pages back, to be computed again."""
   offloaded: int = 0
   """Rows whose pages went to the host's memory for a while."""
+  compressed: int = 0
+  """Times that the cache became int8: 0 or 1."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -86,14 +89,13 @@ class Pages:
       self._pages = min(model.initial_pages, self._most)
       self.other_cache = _smaller(model.init_cache, self._pages)
     self._start = self._pages
-    self._table = np.full(
-      (max(self._most, self._pages, row_pages),), 2**30, np.int32
-    )
+    self._table = np.full((max(self._whole, self._pages),), 2**30, np.int32)
     self._row_pages = row_pages
+    one = jax.eval_shape(functools.partial(model.init_cache, 1))
+    dtype = one.pages[0].dtype
+    self._eight_bits = dtype.itemsize == 1
     self._index: memory.PrefixIndex | None = None
     if share and not model.preallocates and not model.draft.observes_all:
-      one = jax.eval_shape(functools.partial(model.init_cache, 1))
-      dtype = jax.tree.leaves(one.pages)[0].dtype
       salt = f"{model.name}\n{model.draft_name}\n{dtype}"
       self._index = memory.PrefixIndex(page_size=self._size, salt=salt)
 
@@ -244,12 +246,38 @@ class Pages:
     _LOG.info(line)
     if self._progress is not None:
       self._progress(line)
+    self.counts.grown += 1
+    return self._resize(state, size)
+
+  def _resize(self, state: Any, size: int) -> Any:
     cache, moved = memory.resize(state.cache, size)
     if self._index:
       self._index.renumber(moved)
     self._pages = size
-    self.counts.grown += 1
     return state.replace(cache=cache)
+
+  @property
+  def compressible(self) -> bool:
+    """Whether the cache holds floats."""
+    return not (self._eight_bits or self.counts.compressed)
+
+  def compress(self, state: Any) -> Any:
+    """Turns the cache into int8, with as many more pages as then fit."""
+    before = state.cache.page_bytes
+    cache, error = state.cache.quantize("int8")
+    state = state.replace(cache=cache)
+    size = min(self._pages * before // cache.page_bytes, self._whole)
+    line = (
+      f"Rows need more than {self._pages} pages: the cache becomes int8"
+      f" (largest error {error.largest.max():.1%} of a row's largest number,"
+      f" rms {error.rms.max():.1%}); from here on texts are those of an int8"
+      " cache"
+    )
+    warnings.warn(line, stacklevel=2)
+    _LOG.warning(line)
+    self.counts.compressed += 1
+    self._most = max(size, self._pages)
+    return self._resize(state, self._most)
 
   def park(self, state: Any, row: int, mask: Array) -> tuple[Any, Any]:
     """Moves a row's pages to the host's memory.

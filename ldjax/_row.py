@@ -80,13 +80,14 @@ class Row:
     return self.transcript.push(tokens)
 
   def result(
-    self, reason: str, peak_cache_bytes: int
+    self, reason: str, peak_cache_bytes: int, compressed: bool = False
   ) -> _generation.Generation:
     """What it came to, after `transcript.finish`.
 
     Args:
       reason: why it ended.
       peak_cache_bytes: in use by all rows.
+      compressed: whether the cache was made int8 by then.
     """
     transcript, seconds = self.transcript, self.last - self.first
     count = len(transcript.tokens)
@@ -108,6 +109,7 @@ class Row:
       time_to_first_token_s=max(self.first - self.started, 0.0),
       waited_s=self.waited,
       peak_cache_bytes=peak_cache_bytes,
+      compressed=compressed,
     )
 
 

@@ -27,7 +27,7 @@ parse_tree = _drafts.parse_tree
 cache_factory = _cache.cache_factory
 
 _MAX_LEN = 2048
-_ON_PRESSURE = ("preempt", "offload", "error")
+_ON_PRESSURE = ("preempt", "offload", "compress", "error")
 
 
 class Rung(NamedTuple):
