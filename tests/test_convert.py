@@ -58,6 +58,58 @@ def test_round_trip(source, tmp_path, dtype):
   assert one.encode("hello") == two.encode("hello")
 
 
+def _config(kind, **changes):
+  return {
+    "model_type": kind,
+    "vocab_size": 31,
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 6,
+    "max_position_embeddings": 64,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    **changes,
+  }
+
+
+@pytest.mark.parametrize(
+  "config",
+  [
+    _config("llama", attention_bias=True, mlp_bias=True),
+    _config("mistral", sliding_window=9, tie_word_embeddings=True),
+    _config("qwen2"),
+    _config("qwen3", tie_word_embeddings=True),
+    _config("smollm3"),
+  ],
+  ids=lambda config: config["model_type"],
+)
+def test_there_and_back(tmp_path, config):
+  """Hugging Face -> Orbax -> Hugging Face; the others are in checkpoints/."""
+  source = tmp_path / "source"
+  source.mkdir()
+  (source / "config.json").write_text(json.dumps(config))
+  shape = checkpoints.read_config(source)
+  rng = np.random.default_rng(0)
+  # The names are those of the parameters.
+  weights = {}
+  for path, like in jax.tree_util.tree_leaves_with_path(
+    models.abstract_params(shape)
+  ):
+    name = ".".join(str(part.key) for part in path)
+    name = name if name.startswith("lm_head") else f"model.{name}"
+    weights[name] = rng.standard_normal(like.shape, np.float32)
+  safetensors.numpy.save_file(weights, source / "model.safetensors")
+  checkpoints.convert(source, tmp_path / "orbax")
+  checkpoints.convert(tmp_path / "orbax", tmp_path / "hf", to="hf")
+  back = safetensors.numpy.load_file(tmp_path / "hf" / "model.safetensors")
+  assert set(back) == set(weights)
+  _same(back, weights)
+  assert json.loads((tmp_path / "hf" / "config.json").read_text()) == config
+
+
 @pytest.mark.slow
 def test_text_of_a_converted_model(source, tmp_path):
   ldjax.convert(source, tmp_path / "orbax")

@@ -13,6 +13,7 @@ import numpy as np
 
 from ldjax import models
 from ldjax.checkpoints import (
+  _config_keys,
   _gguf_file,
   _gguf_rules,
   _rope_factors,
@@ -251,6 +252,9 @@ def parse_config(contents: _gguf_file.Contents) -> models.TransformerConfig:
   embedding = tensors.get("token_embd.weight")
   if embedding is None or len(embedding.shape) != 2:
     raise ValueError(f"{path}: no tensor 'token_embd.weight' of two axes")
+  _config_keys.check_layers(
+    data.integer("block_count"), f"{arch}.block_count", path
+  )
   hidden = data.integer("embedding_length")
   heads = data.integer("attention.head_count")
   if heads < 1:
