@@ -4,7 +4,6 @@ The next round is enqueued before the last one is read, so that the device
 does not wait for the host. All memory decisions are made here, between steps.
 """
 
-import functools
 import itertools
 import time
 import warnings
@@ -170,10 +169,6 @@ class Engine:
       if not leaf.is_deleted():
         jax.block_until_ready(leaf)
 
-  @functools.cached_property
-  def _page_bytes(self) -> int:
-    return self._state.cache.page_bytes
-
   def _begin(self) -> None:
     if self._state is None:
       self._state = self._fns.empty(
@@ -281,19 +276,14 @@ class Engine:
       self._state = self._pages.note(
         self._state, row.known_tokens[:-1], self._table(at)
       )
-    whole = self.model.max_len if self.model.preallocates else 0
-    used = sum(
-      -(-max(each.known - 1, whole) // self.model.page_size)
-      for each in self.rows
-      if _row.runs(each)
+    used = self._pages.used_bytes(
+      [each.known for each in self.rows if _row.runs(each)]
     )
     self._state = self._fns.release(self._state, self._mask(at))
     self.rows[at] = None
     self._order.remove(at)
     self._room = True
-    return row.result(
-      reason, used * self._page_bytes, bool(self.memory.compressed)
-    )
+    return row.result(reason, used, bool(self.memory.compressed))
 
   def _give_up(self, at: int, row: _row.Row) -> _row.Event:
     warnings.warn(
@@ -389,7 +379,6 @@ class Engine:
       raise self._pages.exhausted(self._state, self.running)
     if self.model.on_pressure == "compress" and self._pages.compressible:
       self._state = self._pages.compress(self._state)
-      del self._page_bytes
       return
     row.waiting = True
     if self.model.on_pressure == "offload":

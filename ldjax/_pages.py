@@ -93,6 +93,7 @@ class Pages:
     self._row_pages = row_pages
     one = jax.eval_shape(functools.partial(model.init_cache, 1))
     dtype = one.pages[0].dtype
+    self._page_bytes = one.page_bytes
     self._eight_bits = dtype.itemsize == 1
     self._index: memory.PrefixIndex | None = None
     if share and not model.preallocates and not model.draft.observes_all:
@@ -108,6 +109,16 @@ class Pages:
   def ample(self) -> bool:
     """Whether no row can ever lack a page."""
     return self._index is None and self._pages >= self._whole
+
+  def used_bytes(self, lengths: Sequence[int]) -> int:
+    """Bytes of the pages that rows of so many tokens hold.
+
+    Args:
+      lengths: tokens of each, of which the last one is pending.
+    """
+    whole = self._model.max_len if self._model.preallocates else 0
+    pages = sum(-(-max(n - 1, whole) // self._size) for n in lengths)
+    return pages * self._page_bytes
 
   def _padded(self, pages: Sequence[int]) -> np.ndarray:
     table = self._table.copy()
@@ -266,6 +277,7 @@ class Pages:
     before = state.cache.page_bytes
     cache, error = state.cache.quantize("int8")
     state = state.replace(cache=cache)
+    self._page_bytes = cache.page_bytes
     size = min(self._pages * before // cache.page_bytes, self._whole)
     line = (
       f"Rows need more than {self._pages} pages: the cache becomes int8"
