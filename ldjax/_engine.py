@@ -178,8 +178,8 @@ class Engine:
   def _mask(self, row: int) -> Array:
     return jnp.asarray(np.arange(len(self.rows)) == row)
 
-  def _has_pages(self, tokens: list[int]) -> bool:
-    self._state, ok = self._pages.has_room(self._state, tokens)
+  def _has_pages(self, tokens: list[int], shares: bool = True) -> bool:
+    self._state, ok = self._pages.has_room(self._state, tokens, shares)
     return ok
 
   def _read_prompt(self, at: int, row: _row.Row) -> None:
@@ -215,7 +215,7 @@ class Engine:
     for at in list(self._order):
       row = self.rows[at]
       if row is not None and row.waiting:
-        if not self._has_pages(row.known_tokens):
+        if not self._has_pages(row.known_tokens, row.parked is None):
           return False  # nobody newer may take the pages that it waits for
         self._bring_back(at, row)
     for at, holder in enumerate(self.rows):

@@ -139,14 +139,23 @@ class Pages:
       for row in others
     )
 
-  def has_room(self, state: Any, tokens: Sequence[int]) -> tuple[Any, bool]:
-    """Sees to free pages for a row that is to read these tokens.
+  def has_room(
+    self, state: Any, tokens: Sequence[int], shares: bool = True
+  ) -> tuple[Any, bool]:
+    """Sees to free pages for a row of these tokens.
+
+    Args:
+      state: what runs.
+      tokens: all that the row has.
+      shares: whether it begins with pages that are there.
 
     Returns:
       The state, and whether they are there.
     """
     if self.ample:
       return state, True
+    if not shares:
+      return self.make_room(state, -(-len(tokens) // self._size))
     needed = -(-len(tokens) // self._size) - len(self._match(tokens))
     return self.make_room(state, needed, tokens)
 

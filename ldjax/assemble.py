@@ -259,7 +259,9 @@ def load(
   )
   if num_pages is None or initial_pages is not None:
     initial_pages, num_pages = memory.pool_limits(
-      initial_pages=initial_pages or 3 * -(-max_len // page_size),
+      initial_pages=(
+        3 * -(-max_len // page_size) if initial_pages is None else initial_pages
+      ),
       num_pages=num_pages,
       budget_bytes=budget,
       parameter_bytes=_sharding.bytes_a_device(weights),
