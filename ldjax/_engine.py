@@ -22,6 +22,7 @@ from ldjax import (
   _row,
   assemble,
   decoding,
+  memory,
   typing,
 )
 
@@ -75,7 +76,6 @@ class Engine:
     self._unread: deque[_row.Unread] = deque()
     self._room = True  # some row may be given to somebody now
     self._lacking = 0  # rows that the round read last did not help
-    self._stalled = False  # it helped no row at all
     self._broken: list[tuple[int, _row.Row]] = []  # not finite in that round
 
   @property
@@ -84,14 +84,24 @@ class Engine:
     return not (self._ready or self.queue or any(self.rows))
 
   @property
-  def memory(self) -> _pages.MemoryCounts:
+  def memory_counts(self) -> _pages.MemoryCounts:
     """What was done about memory so far."""
     return self._pages.counts
+
+  @property
+  def cache(self) -> memory.PagedKVCache | None:
+    """The pool until the next `advance`; None before the first."""
+    return None if self._state is None else self._state.cache
 
   @property
   def running(self) -> int:
     """Rows in use."""
     return sum(row is not None for row in self.rows)
+
+  @property
+  def holding(self) -> int:
+    """Rows in use that have their pages."""
+    return sum(map(_row.runs, self.rows))
 
   def submit(self, request: _request.Request) -> int:
     """Puts a request at the end of the queue.
@@ -139,7 +149,7 @@ class Engine:
     # One round stays unread while the next one runs, unless there is trouble
     # to decide about: then everything is read first.
     while self._unread and (
-      len(self._unread) > 1 or not enqueued or self._stalled or self._broken
+      len(self._unread) > 1 or not enqueued or self._lacking or self._broken
     ):
       events += self._read()
     if self._broken:
@@ -148,7 +158,7 @@ class Engine:
       self._broken = []
     elif self._lacking and not self._room:
       self._relieve()
-    self._lacking, self._stalled = 0, False
+    self._lacking = 0
     return events
 
   def compile_ladder(self) -> None:
@@ -179,7 +189,9 @@ class Engine:
     return jnp.asarray(np.arange(len(self.rows)) == row)
 
   def _has_pages(self, tokens: list[int], shares: bool = True) -> bool:
-    self._state, ok = self._pages.has_room(self._state, tokens, shares)
+    self._state, ok = self._pages.has_room(
+      self._state, tokens, self.holding, shares
+    )
     return ok
 
   def _read_prompt(self, at: int, row: _row.Row) -> None:
@@ -255,7 +267,7 @@ class Engine:
     step = self._ladder.step(rung)
     self._state, emitted = step(self.model.params, self._state)
     self.steps += 1
-    self.row_steps += sum(map(_row.runs, self.rows))
+    self.row_steps += self.holding
     self._expect(emitted, self._ladder.sizes[rung], rung)
     return True
 
@@ -283,7 +295,7 @@ class Engine:
     self.rows[at] = None
     self._order.remove(at)
     self._room = True
-    return row.result(reason, used, bool(self.memory.compressed))
+    return row.result(reason, used, bool(self.memory_counts.compressed))
 
   def _give_up(self, at: int, row: _row.Row) -> _row.Event:
     warnings.warn(
@@ -311,7 +323,6 @@ class Engine:
     )
     now = time.perf_counter()
     self._lacking = int(lacking.sum())
-    self._stalled = bool(self._lacking and not count.any())
     self._broken = []
     events = []
     whole = []  # tokens of the rows that this round did not bring to an end
@@ -361,13 +372,13 @@ class Engine:
     depth = max(rung.draft.depth for rung in self.model.ladder)
     needed = self._lacking * (1 + depth // self.model.page_size)
     self._state, helped = self._pages.relieve(self._state, needed)
-    if self._stalled and not helped:
+    if not helped:
       self._give_way()
       # If nobody runs now, no row will end and make room: it is there.
       self._room = not any(map(_row.runs, self.rows))
 
   def _give_way(self) -> None:
-    """All running rows lack pages: the newest gives its own back."""
+    """The newest row gives its pages back, or what else `load` was told."""
     newest = next(
       at
       for at in reversed(self._order)
@@ -375,19 +386,9 @@ class Engine:
     )
     row = self.rows[newest]
     assert row is not None
-    if self.model.on_pressure == "error":
-      raise self._pages.exhausted(self._state, self.running)
-    if self.model.on_pressure == "compress" and self._pages.compressible:
-      self._state = self._pages.compress(self._state)
-      return
-    row.waiting = True
-    if self.model.on_pressure == "offload":
-      self._state, row.parked = self._pages.park(
-        self._state, newest, self._mask(newest)
-      )
-    else:
-      self._pages.counts.preempted += 1
-      self._state = self._fns.preempt(self._state, self._mask(newest))
+    self._state = self._pages.give_way(
+      self._state, newest, row, self._mask(newest), self._fns.preempt
+    )
 
   def _bring_back(self, at: int, row: _row.Row) -> None:
     """Lets a row that gave its pages back go on."""

@@ -140,13 +140,14 @@ class Pages:
     )
 
   def has_room(
-    self, state: Any, tokens: Sequence[int], shares: bool = True
+    self, state: Any, tokens: Sequence[int], running: int, shares: bool = True
   ) -> tuple[Any, bool]:
     """Sees to free pages for a row of these tokens.
 
     Args:
       state: what runs.
       tokens: all that the row has.
+      running: rows that hold pages, and will need more.
       shares: whether it begins with pages that are there.
 
     Returns:
@@ -154,10 +155,12 @@ class Pages:
     """
     if self.ample:
       return state, True
+    # Each running row will need a page before long; one that began without
+    # regard to it would soon have to give its own back.
+    needed = -(-len(tokens) // self._size) + running
     if not shares:
-      return self.make_room(state, -(-len(tokens) // self._size))
-    needed = -(-len(tokens) // self._size) - len(self._match(tokens))
-    return self.make_room(state, needed, tokens)
+      return self.make_room(state, needed)
+    return self.make_room(state, needed - len(self._match(tokens)), tokens)
 
   def relieve(self, state: Any, needed: int) -> tuple[Any, bool]:
     """Sees to free pages for rows that lack them.
@@ -276,12 +279,37 @@ class Pages:
     self._pages = size
     return state.replace(cache=cache)
 
-  @property
-  def compressible(self) -> bool:
-    """Whether the cache holds floats."""
-    return not (self._eight_bits or self.counts.compressed)
+  def give_way(
+    self, state: Any, at: int, row: _row.Row, mask: Array, preempt: Any
+  ) -> Any:
+    """Frees pages that rows hold, as `on_pressure` says.
 
-  def compress(self, state: Any) -> Any:
+    Args:
+      state: what runs.
+      at: number of the row that is the newest.
+      row: it.
+      mask: [B] bool, true for it.
+      preempt: (state, mask) -> state, the decoder's.
+
+    Raises:
+      MemoryError: where that is what is wanted.
+    """
+    wanted = self._model.on_pressure
+    if wanted == "error":
+      raise self._exhausted(state)
+    if wanted == "compress" and not (
+      self._eight_bits or self.counts.compressed
+    ):
+      return self._compress(state)
+    row.waiting = True
+    if wanted == "offload":
+      state, row.parked = self._park(state, at, mask)
+      return state
+    self.counts.preempted += 1
+    _LOG.info("row %d gave %d positions back", at, row.known - 1)
+    return preempt(state, mask)
+
+  def _compress(self, state: Any) -> Any:
     """Turns the cache into int8, with as many more pages as then fit."""
     before = state.cache.page_bytes
     cache, error = state.cache.quantize("int8")
@@ -300,7 +328,7 @@ class Pages:
     self._most = max(size, self._pages)
     return self._resize(state, self._most)
 
-  def park(self, state: Any, row: int, mask: Array) -> tuple[Any, Any]:
+  def _park(self, state: Any, row: int, mask: Array) -> tuple[Any, Any]:
     """Moves a row's pages to the host's memory.
 
     Returns:
@@ -319,11 +347,10 @@ class Pages:
     state, _ = _resume(state, np.int32(row), contents, length)
     return state
 
-  def exhausted(self, state: Any, running: int) -> MemoryError:
-    """What to raise where nobody is to give way."""
+  def _exhausted(self, state: Any) -> MemoryError:
     mib = state.cache.page_bytes * self._pages / 2**20
     return MemoryError(
-      f"{running} rows need more than the {self._pages} pages of"
+      f"rows need more than the {self._pages} pages of"
       f" {self._size} positions that the pool may have ({mib:.0f} MiB); give"
       " a larger num_pages or memory_budget, a smaller batch_size, or"
       ' on_pressure="preempt"'

@@ -90,7 +90,7 @@ def test_same_texts_however_memory_fares(
   have, engine = run(model, PROMPTS, 4, temperature=temperature, **SETTINGS)
   assert [each.tokens for each in have] == want[temperature]
   assert not any(each.compressed for each in have)
-  counts = dataclasses.asdict(engine.memory)
+  counts = dataclasses.asdict(engine.memory_counts)
   assert counts["reused"] > 0
   assert {key: counts[key] for key in told} == told
   if "initial_pages" in options:
@@ -107,7 +107,7 @@ def test_the_start_is_read_once(loaded):
   _, engine = run(model, [ids, ids, [*ids[:-1], 7]], 1, max_new_tokens=4)
   # All full pages of the prompt, but for the last token.
   full = (len(ids) - 1) // 4 * 4
-  assert engine.memory.reused == 2 * full
+  assert engine.memory_counts.reused == 2 * full
 
 
 def test_a_text_is_there_for_the_next_turn(loaded):
@@ -118,7 +118,7 @@ def test_a_text_is_there_for_the_next_turn(loaded):
   [_, second], engine = run(model, [ids, longer], 1, max_new_tokens=[20, 9])
   # The last token of the first text was never committed.
   known = (len(ids) + len(first.tokens) - 1) // 4 * 4
-  assert engine.memory.reused == known
+  assert engine.memory_counts.reused == known
   [alone], _ = run(model, [longer], 1, share=False, max_new_tokens=9)
   assert second.tokens == alone.tokens
 
@@ -155,7 +155,7 @@ def test_a_draft_that_needs_every_position_begins_at_the_start(loaded):
     ),
   )
   _, engine = run(needy, PROMPTS[:2], 1, max_new_tokens=3)
-  assert engine.memory.reused == 0
+  assert engine.memory_counts.reused == 0
 
 
 def test_rows_that_wait_keep_their_order(loaded, want):
@@ -183,7 +183,7 @@ def test_compress(loaded, want):
   model = loaded(num_pages=24, on_pressure="compress", draft="none")
   with pytest.warns(UserWarning, match="becomes int8 .* rms 0"):
     have, engine = run(model, PROMPTS, 4, temperature=0.0, **SETTINGS)
-  assert engine.memory.compressed == 1
+  assert engine.memory_counts.compressed == 1
   assert have[-1].compressed
   cache = engine._state.cache
   assert cache.pages[0].dtype == np.int8
@@ -198,7 +198,9 @@ def test_compress(loaded, want):
 def test_a_cache_in_eight_bits_is_not_compressed_again(loaded):
   model = loaded(num_pages=24, on_pressure="compress", cache_dtype="int8")
   have, engine = run(model, PROMPTS, 4, **SETTINGS)
-  assert engine.memory.preempted > 0 and not engine.memory.compressed
+  assert (
+    engine.memory_counts.preempted > 0 and not engine.memory_counts.compressed
+  )
   assert not any(each.compressed for each in have)
 
 
