@@ -19,12 +19,13 @@ from ldjax import (
 from ldjax._convert import convert
 from ldjax._generate import Stream, generate, stream
 from ldjax._generation import Generation
+from ldjax._load import load
 from ldjax._request import encode_prompt
 from ldjax._serve import Server, ServerStats, serve
 from ldjax._settings import Settings
 from ldjax._show import RoundView, show_round
 from ldjax._ticket import Ticket
-from ldjax.assemble import LanguageModel, Rung, load, parse_tree, with_draft
+from ldjax.assemble import LanguageModel, Rung, parse_tree, with_draft
 
 __all__ = [
   "Generation",

@@ -196,6 +196,10 @@ class DraftFn(NamedTuple):
   """T, nodes of a proposed tree, the root included."""
   depth: int
   """D, the most nodes below the root on one path."""
+  observes_all: bool = True
+  """Whether its state needs every position of a sequence from the first. If
+  not, a sequence may begin with pages that another one filled, and `observe`
+  is told nothing of these positions."""
 
 
 def last_observed(observation: Observation, previous: Array) -> Array:
@@ -257,6 +261,8 @@ class HeadsFn(NamedTuple):
   """W."""
   feature_size: int
   """X, the width of the target's features."""
+  observes_all: bool = True
+  """See `DraftFn.observes_all`."""
 
 
 @struct.dataclass(kw_only=True)
@@ -325,11 +331,13 @@ class Status:
   """Holds no sequence."""
   PREFILLING = 1
   """Has tokens that the target has not read yet."""
-  RUNNING = 2
+  PARKED = 2
+  """Its keys and values are kept elsewhere; rounds pass it by."""
+  RUNNING = 3
   """Has a pending token; each round emits at least one more."""
-  STOPPED = 3
+  STOPPED = 4
   """Ended by a stop id."""
-  LENGTH = 4
+  LENGTH = 5
   """Ended by `max_new_tokens` or by the end of the cache."""
 
 
@@ -339,9 +347,9 @@ class Decoder(NamedTuple):
   `init(params, prompt, prompt_length, ...)` returns a state whose rows have
   read their prompts and hold the first emitted token.
   `step(params, state)` returns `(state, round)`: one round on all rows.
-  The rest lets rows come and go: `empty(params, batch)`, `admit(state, row,
-  ...)`, `prefill(params, state, rows, chunk)`, `preempt(state, mask)`,
-  `release(state, mask)`.
+  The rest lets rows come and go: `empty(params, batch,
+  other_cache=None)`, `admit(state, row, ...)`, `prefill(params, state, rows,
+  chunk)`, `preempt(state, mask)`, `release(state, mask)`.
   """
 
   init: Callable[..., Any]

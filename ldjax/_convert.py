@@ -16,8 +16,9 @@ def convert(
   src: str | os.PathLike[str],
   dst: str | os.PathLike[str],
   *,
-  to: Literal["orbax", "hf", "medusa", "vllm"] = "orbax",
+  to: Literal["orbax", "hf", "ldjax", "medusa", "vllm"] = "orbax",
   dtype: Any = None,
+  target: str | os.PathLike[str] | None = None,
   force: bool = False,
   progress: Callable[[str], None] | None = None,
 ) -> checkpoints.Contents:
@@ -27,13 +28,15 @@ def convert(
   error or an interruption nothing is left of it.
 
   Args:
-    src: a model or Medusa heads, whatever `load` takes for them.
+    src: a model or a draft, whatever `load` takes for them.
     dst: the folder to make.
     to: for models `"orbax"` (loads on any mesh) or `"hf"` (config.json and
-      safetensors of transformers, for the families whose tensors are named
-      alike); for Medusa heads, also those of a Medusa-2 model, `"medusa"` or
-      `"vllm"`.
+      safetensors of transformers; of a Gemma 3 with vision its text alone); for
+      Medusa heads, also those of a Medusa-2 model, `"medusa"` or `"vllm"`; for
+      published drafts of any kind `"ldjax"`, the format of `ldjax train`.
     dtype: float type to write; None for the files' own, float32 for GGUF.
+    target: for `to="ldjax"`, the model that the draft was made for; not needed
+      for a Medusa-2 model.
     force: whether to replace what is at `dst`.
     progress: called with lines of text as it goes on.
 
@@ -55,6 +58,7 @@ def convert(
     dst,
     to=to,
     dtype=dtype,
+    target=target,
     write_tokenizer=_write_tokenizer,
     force=force,
     progress=progress,

@@ -283,8 +283,8 @@ def medusa_heads_of(model_name: str) -> pathlib.Path:
   heads = None if folder is None else folder.with_name(f"{folder.name}-medusa")
   if heads is None or not heads.is_dir():
     raise ValueError(
-      f"no Medusa heads come with ldjax for {model_name!r}; name a folder,"
-      " medusa2:FOLDER"
+      f"no Medusa heads come with ldjax for {model_name!r}; name the folder of"
+      " some (draft=FOLDER of load, medusa2:FOLDER of bench)"
     )
   return heads
 

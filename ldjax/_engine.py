@@ -4,12 +4,11 @@ The next round is enqueued before the last one is read, so that the device
 does not wait for the host. All memory decisions are made here, between steps.
 """
 
-import functools
 import itertools
 import time
 import warnings
 from collections import deque
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +17,12 @@ import numpy as np
 from ldjax import (
   _generation,
   _ladder,
+  _pages,
   _request,
   _row,
   assemble,
   decoding,
+  memory,
   typing,
 )
 
@@ -29,31 +30,6 @@ Array = typing.Array
 Status = decoding.Status
 
 _REASONS = {Status.STOPPED: "stop", Status.LENGTH: "length"}
-
-
-class Event(NamedTuple):
-  """What a round that was read brought to one request."""
-
-  request: int
-  """Which one, as `Engine.submit` numbered it."""
-  text: str
-  """Text that is now certain; may be empty."""
-  generation: _generation.Generation | None
-  """Set with the last text."""
-
-
-class _Unread(NamedTuple):
-  emitted: decoding.Round
-  holders: list[_row.Row | None]
-  """Whom each row of the round belonged to; None for one that did not run."""
-  size: int
-  """Nodes of its tree; 1 for a prefill or a plain round."""
-  rung: int | None
-  """Which one of the ladder made it; None for a prefill or a plain round."""
-
-
-def _runs(row: _row.Row | None) -> TypeGuard[_row.Row]:
-  return row is not None and not row.waiting
 
 
 class Engine:
@@ -66,6 +42,7 @@ class Engine:
     model: what decodes.
     batch: B, rows that run together.
     progress: called with a line of text before a long compilation.
+    share: whether a prompt may begin with pages that another one filled.
 
   Raises:
     ValueError: for a batch below 1.
@@ -76,6 +53,7 @@ class Engine:
     model: assemble.LanguageModel,
     batch: int,
     progress: assemble.Progress | None = None,
+    share: bool = True,
   ):
     if batch < 1:
       raise ValueError(f"batch_size is {batch}; it must be at least 1")
@@ -89,14 +67,15 @@ class Engine:
     # All but the step is the same for every rung.
     self._fns = _ladder.programs(model.fallback)
     self._ladder = _ladder.Ladder(model, batch, progress)
+    self._pages = _pages.Pages(model, batch, share, progress)
     self._progress = progress
     self._numbers = itertools.count()
     self._state: Any = None
-    self._ready: list[Event] = []  # to hand out with the next advance
+    self._ready: list[_row.Event] = []  # to hand out with the next advance
     self._order: list[int] = []  # rows, longest running first
-    self._unread: deque[_Unread] = deque()
+    self._unread: deque[_row.Unread] = deque()
     self._room = True  # some row may be given to somebody now
-    self._stalled = False  # the round read last helped no row
+    self._lacking = 0  # rows that the round read last did not help
     self._broken: list[tuple[int, _row.Row]] = []  # not finite in that round
 
   @property
@@ -105,9 +84,24 @@ class Engine:
     return not (self._ready or self.queue or any(self.rows))
 
   @property
+  def memory_counts(self) -> _pages.MemoryCounts:
+    """What was done about memory so far."""
+    return self._pages.counts
+
+  @property
+  def cache(self) -> memory.PagedKVCache | None:
+    """The pool until the next `advance`; None before the first."""
+    return None if self._state is None else self._state.cache
+
+  @property
   def running(self) -> int:
     """Rows in use."""
     return sum(row is not None for row in self.rows)
+
+  @property
+  def holding(self) -> int:
+    """Rows in use that have their pages."""
+    return sum(map(_row.runs, self.rows))
 
   def submit(self, request: _request.Request) -> int:
     """Puts a request at the end of the queue.
@@ -120,7 +114,7 @@ class Engine:
       self.queue.append((number, request, time.perf_counter()))
       self._room = True
     else:
-      self._ready.append(_unstarted(number, request, "length", 0.0))
+      self._ready.append(_row.unstarted(number, request, "length", 0.0))
     return number
 
   def cancel(self, number: int) -> None:
@@ -133,47 +127,43 @@ class Engine:
       if entry[0] == number:
         self.queue.remove(entry)
         waited = time.perf_counter() - entry[2]
-        self._ready.append(_unstarted(number, entry[1], "cancelled", waited))
+        ended = _row.unstarted(number, entry[1], "cancelled", waited)
+        self._ready.append(ended)
         return
     for at, row in enumerate(self.rows):
       if row is not None and row.index == number:
         rest = row.transcript.finish()
-        ended = self._finish(at, row, "cancelled")
-        self._ready.append(Event(number, rest, ended))
+        result = self._finish(at, row, "cancelled")
+        self._ready.append(_row.Event(number, rest, result))
         return
 
-  def advance(self) -> list[Event]:
+  def advance(self) -> list[_row.Event]:
     """Goes on until a round was read, or as far as it can.
 
     Returns:
       What came of it, one event a row at most for each round read.
     """
     events, self._ready = self._ready, []
-    if self._room:
-      self._admit()
+    self._room = self._room and self._admit()
     enqueued = self._enqueue_step()
-    self._room = False
     # One round stays unread while the next one runs, unless there is trouble
     # to decide about: then everything is read first.
     while self._unread and (
-      len(self._unread) > 1 or not enqueued or self._stalled or self._broken
+      len(self._unread) > 1 or not enqueued or self._lacking or self._broken
     ):
       events += self._read()
     if self._broken:
       self._room = True
       events += self._retry_plainly()
       self._broken = []
-    elif self._stalled and not self._room:
-      self._preempt()
-      # If nobody runs now, no row will end and make room: it is there.
-      self._room = not any(map(_runs, self.rows))
-    self._stalled = False
+    elif self._lacking and not self._room:
+      self._relieve()
+    self._lacking = 0
     return events
 
   def compile_ladder(self) -> None:
     """Compiles the step of every rung beforehand, before any request."""
-    if self._state is None:
-      self._state = self._fns.empty(self.model.params, len(self.rows))
+    self._begin()
     for rung in range(len(self._ladder.sizes)):
       step = self._ladder.step(rung)
       self._state, _ = step(self.model.params, self._state)
@@ -189,59 +179,68 @@ class Engine:
       if not leaf.is_deleted():
         jax.block_until_ready(leaf)
 
-  @functools.cached_property
-  def _page_bytes(self) -> int:
-    return self._state.cache.page_bytes
-
-  @functools.cached_property
-  def _scarce(self) -> bool:
-    # With pages for every row at full length none can ever lack one.
-    cache = self._state.cache
-    return cache.pool.num_pages < cache.block_table.size
-
-  def _announce(self, what: str) -> None:
-    self._fns.announce(self._progress, what, len(self.rows))
+  def _begin(self) -> None:
+    if self._state is None:
+      self._state = self._fns.empty(
+        self.model.params, len(self.rows), self._pages.other_cache
+      )
 
   def _mask(self, row: int) -> Array:
     return jnp.asarray(np.arange(len(self.rows)) == row)
 
-  def _has_pages(self, positions: int) -> bool:
-    if not self._scarce:
-      return True
-    needed = -(-positions // self.model.page_size)
-    return needed <= int(self._state.cache.pool.num_free)
+  def _has_pages(self, tokens: list[int], shares: bool = True) -> bool:
+    self._state, ok = self._pages.has_room(
+      self._state, tokens, self.holding, shares
+    )
+    return ok
 
   def _read_prompt(self, at: int, row: _row.Row) -> None:
-    """Enqueues the prefill of everything that is known of a row."""
+    """Enqueues the prefill of what is known of a row and not shared."""
+    self._state, shared = self._pages.begin(self._state, at, row.known_tokens)
+    left = row.known - shared
     chunks = self.model.prefill_chunks
-    chunk = next((c for c in chunks if c >= row.known), chunks[-1])
-    self._announce(f"the prefill of {chunk} tokens")
+    chunk = next((c for c in chunks if c >= left), chunks[-1])
+    what = f"the prefill of {chunk} tokens"
+    self._fns.announce(self._progress, what, len(self.rows))
     rows = jnp.full((1,), at, jnp.int32)
-    for _ in range(0, row.known, chunk):
+    for _ in range(0, left, chunk):
       self._state, emitted = self._fns.prefill(
         self.model.params, self._state, rows, chunk
       )
     row.waiting = False
     row.enqueued += 1
-    self._unread.append(_Unread(emitted, [row], 1, None))
+    table = self._table(at) if self._pages.sharing else None
+    self._unread.append(_row.Unread(emitted, [row], 1, None, table))
 
-  def _admit(self) -> None:
-    """Gives rows to those that wait, in their order, as far as pages go."""
-    if self._state is None:
-      if not self.queue:
-        return
-      self._state = self._fns.empty(self.model.params, len(self.rows))
+  def _table(self, at: int) -> Array:
+    return self._state.cache.block_table[at]
+
+  def _admit(self) -> bool:
+    """Gives rows to those that wait, in their order, as far as pages go.
+
+    Returns:
+      Whether somebody waits for a prefill to be read, whose pages it can use.
+    """
+    if self._state is None and not self.queue:
+      return False
+    self._begin()
     for at in list(self._order):
       row = self.rows[at]
       if row is not None and row.waiting:
-        if not self._has_pages(row.known):
-          return  # nobody newer may take the pages that it waits for
-        self._read_prompt(at, row)
+        if not self._has_pages(row.known_tokens, row.parked is None):
+          return False  # nobody newer may take the pages that it waits for
+        self._bring_back(at, row)
     for at, holder in enumerate(self.rows):
       if holder is not None:
         continue
-      if not self.queue or not self._has_pages(self.queue[0][1].prompt_length):
-        return
+      if not self.queue:
+        return False
+      tokens = self.queue[0][1].tokens
+      read = [each.holders[0] for each in self._unread if each.is_prefill]
+      if self._pages.is_filled_by(tokens, read):
+        return True
+      if not self._has_pages(tokens):
+        return False
       index, request, submitted = self.queue.popleft()
       now = time.perf_counter()
       row = _row.make_row(index, request, now - submitted, now)
@@ -258,16 +257,17 @@ class Engine:
       self._order.append(at)
       self._ladder.renew(self.running)
       self._read_prompt(at, row)
+    return False
 
   def _enqueue_step(self) -> bool:
     """Enqueues a round if some row is sure to gain by it."""
-    if not any(row.remaining > 0 for row in self.rows if _runs(row)):
+    if not any(row.remaining > 0 for row in self.rows if _row.runs(row)):
       return False
     rung = self._ladder.choose()
     step = self._ladder.step(rung)
     self._state, emitted = step(self.model.params, self._state)
     self.steps += 1
-    self.row_steps += sum(map(_runs, self.rows))
+    self.row_steps += self.holding
     self._expect(emitted, self._ladder.sizes[rung], rung)
     return True
 
@@ -275,28 +275,29 @@ class Engine:
     self, emitted: decoding.Round, size: int, rung: int | None
   ) -> None:
     """Notes a round on all rows, to be read later."""
-    running = [row if _runs(row) else None for row in self.rows]
+    running = [row if _row.runs(row) else None for row in self.rows]
     for row in running:
       if row is not None:
         row.enqueued += 1
-    self._unread.append(_Unread(emitted, running, size, rung))
+    self._unread.append(_row.Unread(emitted, running, size, rung))
 
   def _finish(
     self, at: int, row: _row.Row, reason: str
   ) -> _generation.Generation:
-    whole = self.model.max_len if self.model.preallocates else 0
-    used = sum(
-      -(-max(each.known - 1, whole) // self.model.page_size)
-      for each in self.rows
-      if _runs(each)
+    if self._pages.sharing and not row.waiting and reason in _REASONS.values():
+      self._state = self._pages.note(
+        self._state, row.known_tokens[:-1], self._table(at)
+      )
+    used = self._pages.used_bytes(
+      [each.known for each in self.rows if _row.runs(each)]
     )
     self._state = self._fns.release(self._state, self._mask(at))
     self.rows[at] = None
     self._order.remove(at)
     self._room = True
-    return row.result(reason, used * self._page_bytes)
+    return row.result(reason, used, bool(self.memory_counts.compressed))
 
-  def _give_up(self, at: int, row: _row.Row) -> Event:
+  def _give_up(self, at: int, row: _row.Row) -> _row.Event:
     warnings.warn(
       f"{row.request.name}: the logits after {row.known} tokens are not finite;"
       " generation ends there (are there NaNs in the weights, or does the"
@@ -304,11 +305,11 @@ class Engine:
       stacklevel=2,
     )
     rest = row.transcript.finish()
-    return Event(row.index, rest, self._finish(at, row, "non_finite"))
+    return _row.Event(row.index, rest, self._finish(at, row, "non_finite"))
 
-  def _read(self) -> list[Event]:
+  def _read(self) -> list[_row.Event]:
     """Reads the oldest round and notes which rows it could not help."""
-    emitted, holders, size, rung = self._unread.popleft()
+    emitted, holders, size, rung, table = self._unread.popleft()
     tokens, logprobs, count, status, finite, lacking, rows = jax.device_get(
       (
         emitted.tokens,
@@ -321,7 +322,7 @@ class Engine:
       )
     )
     now = time.perf_counter()
-    self._stalled = bool(lacking.any() and not count.any())
+    self._lacking = int(lacking.sum())
     self._broken = []
     events = []
     whole = []  # tokens of the rows that this round did not bring to an end
@@ -330,6 +331,8 @@ class Engine:
       if row is None or self.rows[at] is not row:
         continue  # ended or preempted since this round was enqueued
       row.enqueued -= 1
+      if table is not None and count[i]:
+        self._state = self._pages.note(self._state, row.known_tokens, table)
       if count[i]:
         fresh = tokens[i, : count[i]].tolist()
         certain = row.push(fresh, logprobs[i, : count[i]].tolist(), now, size)
@@ -341,19 +344,21 @@ class Engine:
         ended = self._finish(at, row, reason) if reason else None
         if not reason:
           whole.append(len(fresh))
-        events.append(Event(row.index, certain, ended))
+        events.append(_row.Event(row.index, certain, ended))
       elif not finite[i]:
         self._broken.append((at, row))
     if rung is not None:
       self._ladder.observe(rung, whole)
     return events
 
-  def _retry_plainly(self) -> list[Event]:
+  def _retry_plainly(self) -> list[_row.Event]:
     """Repeats a round root-only: nothing wrong was ever committed."""
     lost = [(at, row) for at, row in self._broken if not row.emitted]
     again = [(at, row) for at, row in self._broken if row.emitted]
     if again:
-      self._announce("the plain decode step")
+      self._fns.announce(
+        self._progress, "the plain decode step", len(self.rows)
+      )
       self._state, emitted = self._fns.step(self.model.params, self._state)
       self._expect(emitted, 1, None)
       finite = np.asarray(emitted.finite)
@@ -361,8 +366,19 @@ class Engine:
     # Where not even the prompt's end was finite there is nothing plainer.
     return [self._give_up(at, row) for at, row in lost]
 
-  def _preempt(self) -> None:
-    """All running rows lack pages: the newest gives its own back."""
+  def _relieve(self) -> None:
+    """Some running rows lack pages: finds them some, or makes one give way."""
+    # No row commits more in a round than a tree is deep.
+    depth = max(rung.draft.depth for rung in self.model.ladder)
+    needed = self._lacking * (1 + depth // self.model.page_size)
+    self._state, helped = self._pages.relieve(self._state, needed)
+    if not helped:
+      self._give_way()
+      # If nobody runs now, no row will end and make room: it is there.
+      self._room = not any(map(_row.runs, self.rows))
+
+  def _give_way(self) -> None:
+    """The newest row gives its pages back, or what else `load` was told."""
     newest = next(
       at
       for at in reversed(self._order)
@@ -370,31 +386,14 @@ class Engine:
     )
     row = self.rows[newest]
     assert row is not None
-    row.waiting = True
-    self._state = self._fns.preempt(self._state, self._mask(newest))
+    self._state = self._pages.give_way(
+      self._state, newest, row, self._mask(newest), self._fns.preempt
+    )
 
-
-def _unstarted(
-  number: int, request: _request.Request, reason: str, waited: float
-) -> Event:
-  """The end of a request that never had a row."""
-  row = _row.make_row(number, request, waited, 0.0)
-  return Event(number, "", row.result(reason, 0))
-
-
-def batch_for(count: int, batch_size: int) -> int:
-  """Rows for a list of `count` requests: the next power of two.
-
-  So that lists of various lengths share programs.
-
-  Args:
-    count: requests.
-    batch_size: rows at most.
-
-  Raises:
-    ValueError: for a batch size below 1.
-  """
-  if batch_size < 1:
-    raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
-  rows = max(min(batch_size, count), 1)
-  return min(batch_size, 1 << (rows - 1).bit_length())
+  def _bring_back(self, at: int, row: _row.Row) -> None:
+    """Lets a row that gave its pages back go on."""
+    if row.parked is None:
+      self._read_prompt(at, row)
+    else:
+      self._state = self._pages.unpark(self._state, at, row.parked)
+      row.parked, row.waiting = None, False

@@ -10,6 +10,24 @@ from ldjax import _engine, _generation, _request, _settings, assemble
 _END = object()
 
 
+def batch_for(count: int, batch_size: int) -> int:
+  """Rows for a list of `count` requests: the next power of two.
+
+  So that lists of various lengths share programs.
+
+  Args:
+    count: requests.
+    batch_size: rows at most.
+
+  Raises:
+    ValueError: for a batch size below 1.
+  """
+  if batch_size < 1:
+    raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
+  rows = max(min(batch_size, count), 1)
+  return min(batch_size, 1 << (rows - 1).bit_length())
+
+
 class Stream(Iterator[str], AsyncIterator[str]):
   """Pieces of text as they come; joined they are the whole text.
 
@@ -128,7 +146,7 @@ def generate(
     for row, (prompt, one) in enumerate(zip(each, settled, strict=True))
   ]
   flat = [request for samples in requests for request in samples]
-  batch = _engine.batch_for(
+  batch = batch_for(
     sum(request.max_new_tokens > 0 for request in flat), batch_size
   )
   engine = _engine.Engine(model, batch, progress)
@@ -191,5 +209,5 @@ def stream(
       " generate for several"
     )
   [request] = _request.make_requests(model, prompt, settled)
-  engine = _engine.Engine(model, 1, progress)
+  engine = _engine.Engine(model, 1, progress, share=False)
   return Stream(engine, engine.submit(request))

@@ -39,7 +39,12 @@ class Generation:
   waited_s: float
   """Seconds that it waited for a row."""
   peak_cache_bytes: int
-  """Bytes of cache pages in use when it ended, all rows together."""
+  """Bytes of cache pages in use when it ended, all rows together; a page that
+  rows share counts for each of them."""
+  compressed: bool = False
+  """Whether memory ran short and the cache was made int8 by the time it ended
+  (`load(on_pressure="compress")`): then its text may be another one than
+  without."""
 
   @property
   def rounds(self) -> int:

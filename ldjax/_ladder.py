@@ -48,7 +48,7 @@ def programs(decoder: decoding.Decoder) -> Programs:
     decoder: of a model.
   """
   return Programs(
-    empty=jax.jit(decoder.empty, static_argnums=1),
+    empty=jax.jit(decoder.empty, static_argnums=(1, 2)),
     admit=jax.jit(decoder.admit, donate_argnums=0),
     prefill=jax.jit(decoder.prefill, static_argnums=3, donate_argnums=1),
     step=jax.jit(decoder.step, donate_argnums=1),

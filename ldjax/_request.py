@@ -31,6 +31,11 @@ class Request(NamedTuple):
   name: str
   """For messages."""
 
+  @property
+  def tokens(self) -> list[int]:
+    """Of the prompt."""
+    return self.prompt[: self.prompt_length].tolist()
+
 
 def encode_prompt(
   tokenizer: text.Tokenizer, prompt: Prompt, chat: bool | None = None
@@ -117,8 +122,8 @@ def make_requests(
   if model.num_pages is not None and pages > model.num_pages:
     raise ValueError(
       f"{name} with {limit - length} new tokens needs {pages} pages of"
-      f" {model.page_size} positions, but the pool has {model.num_pages}; load"
-      " the model with a larger num_pages"
+      f" {model.page_size} positions, but the pool has {model.num_pages} at"
+      " most; load the model with a larger num_pages or memory_budget"
     )
   padded = np.zeros((model.max_len,), np.int32)
   padded[:length] = tokens

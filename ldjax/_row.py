@@ -1,8 +1,11 @@
 """A request while it is in a row of the state, as the host sees it."""
 
 import dataclasses
+from typing import Any, NamedTuple, TypeGuard
 
-from ldjax import _generation, _request, text
+from ldjax import _generation, _request, decoding, text, typing
+
+Array = typing.Array
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -22,8 +25,8 @@ class Row:
   """Tokens that each round brought."""
   round_sizes: list[int] = dataclasses.field(default_factory=list)
   """Nodes that each of those rounds verified."""
-  emitted: int = 0
-  """Tokens read; after a stop string more than the transcript keeps."""
+  tokens: list[int] = dataclasses.field(default_factory=list)
+  """What was read; after a stop string more than the transcript keeps."""
   first: float = 0.0
   """When its first token was read."""
   last: float = 0.0
@@ -31,10 +34,22 @@ class Row:
   """Rounds that will bring it tokens and were not read yet."""
   waiting: bool = False
   """Preempted: its pages are given back, its tokens are kept."""
+  parked: Any = None
+  """What its pages held, if they went to the host's memory."""
+
+  @property
+  def emitted(self) -> int:
+    """Tokens read."""
+    return len(self.tokens)
+
+  @property
+  def known_tokens(self) -> list[int]:
+    """Tokens of prompt and answer."""
+    return self.request.tokens + self.tokens
 
   @property
   def known(self) -> int:
-    """Tokens of prompt and answer."""
+    """How many tokens prompt and answer have."""
     return self.request.prompt_length + self.emitted
 
   @property
@@ -56,7 +71,7 @@ class Row:
     Returns:
       The text that is now certain.
     """
-    self.emitted += len(tokens)
+    self.tokens += tokens
     self.round_tokens.append(len(tokens))
     self.round_sizes.append(size)
     self.logprobs += logprobs
@@ -65,13 +80,14 @@ class Row:
     return self.transcript.push(tokens)
 
   def result(
-    self, reason: str, peak_cache_bytes: int
+    self, reason: str, peak_cache_bytes: int, compressed: bool = False
   ) -> _generation.Generation:
     """What it came to, after `transcript.finish`.
 
     Args:
       reason: why it ended.
       peak_cache_bytes: in use by all rows.
+      compressed: whether the cache was made int8 by then.
     """
     transcript, seconds = self.transcript, self.last - self.first
     count = len(transcript.tokens)
@@ -93,6 +109,7 @@ class Row:
       time_to_first_token_s=max(self.first - self.started, 0.0),
       waited_s=self.waited,
       peak_cache_bytes=peak_cache_bytes,
+      compressed=compressed,
     )
 
 
@@ -128,3 +145,44 @@ def make_row(
     waited=waited,
     started=now,
   )
+
+
+class Event(NamedTuple):
+  """What a round that was read brought to one request."""
+
+  request: int
+  """Which one, as `Engine.submit` numbered it."""
+  text: str
+  """Text that is now certain; may be empty."""
+  generation: _generation.Generation | None
+  """Set with the last text."""
+
+
+class Unread(NamedTuple):
+  emitted: decoding.Round
+  holders: list[Row | None]
+  """Whom each row of the round belonged to; None for one that did not run."""
+  size: int
+  """Nodes of its tree; 1 for a prefill or a plain round."""
+  rung: int | None
+  """Which one of the ladder made it; None for a prefill or a plain round."""
+  table: Array | None = None
+  """[M] the block table behind a prefill, if its pages may be shared."""
+
+  @property
+  def is_prefill(self) -> bool:
+    """Whether it is one whose pages may be shared."""
+    return self.table is not None
+
+
+def runs(row: Row | None) -> TypeGuard[Row]:
+  """Whether a row is in use and has its pages."""
+  return row is not None and not row.waiting
+
+
+def unstarted(
+  number: int, request: _request.Request, reason: str, waited: float
+) -> Event:
+  """The end of a request that never had a row."""
+  row = make_row(number, request, waited, 0.0)
+  return Event(number, "", row.result(reason, 0))

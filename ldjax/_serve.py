@@ -19,6 +19,7 @@ from ldjax import (
   _engine,
   _generation,
   _request,
+  _row,
   _settings,
   _ticket,
   assemble,
@@ -285,7 +286,7 @@ class Server(Iterator[_ticket.Ticket], AsyncIterator[_ticket.Ticket]):
       ticket._begin_again()
       self._hand_over(ticket)
 
-  def _deliver(self, events: Sequence[_engine.Event]) -> None:
+  def _deliver(self, events: Sequence[_row.Event]) -> None:
     for event in events:
       ticket, sample = self._samples[event.request]
       try:

@@ -230,3 +230,16 @@ def constrain(decoder: decoding.Decoder, mesh: Mesh) -> decoding.Decoder:
     preempt=keep(decoder.preempt),
     release=keep(decoder.release),
   )
+
+
+def bytes_a_device(params: Any) -> int:
+  """Bytes of the parameters on one of the devices that they are spread over."""
+  return sum(
+    x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(params)
+  )
+
+
+def parts_of_a_page(mesh: Mesh | None, config: models.TransformerConfig) -> int:
+  """Into how many parts a page is split over the devices of a mesh."""
+  tensor = 1 if mesh is None else mesh.shape.get("tensor", 1)
+  return tensor if config.num_kv_heads % tensor == 0 else 1

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ldjax import (
+  _cache,
   _drafts,
   _sharding,
   checkpoints,
@@ -23,8 +24,10 @@ Draft: TypeAlias = _drafts.Draft
 Progress: TypeAlias = _drafts.Progress
 Tree: TypeAlias = _drafts.Tree
 parse_tree = _drafts.parse_tree
+cache_factory = _cache.cache_factory
 
 _MAX_LEN = 2048
+_ON_PRESSURE = ("preempt", "offload", "compress", "error")
 
 
 class Rung(NamedTuple):
@@ -72,11 +75,16 @@ class LanguageModel:
   page_size: int
   """Positions a page of the cache."""
   num_pages: int | None
-  """Pages of the pool; None for as many as the batch can need."""
+  """Pages of the pool at most; None for as many as the batch can need."""
   prefill_chunks: tuple[int, ...]
   """Lengths in which prompts are read, ascending; one compile each."""
   mesh: jax.sharding.Mesh | None = None
   """The devices it is spread over; None for the default one."""
+  initial_pages: int | None = None
+  """Pages that `generate` begins with, growing as they are needed; None for
+  all of them at once."""
+  on_pressure: str = "preempt"
+  """What `generate` does when rows need more pages than there may be."""
   preallocates: bool = False
   """Whether a sequence is counted as taking `max_len` positions of the cache
   from the start."""
@@ -92,56 +100,6 @@ class LanguageModel:
   def decoder(self) -> decoding.Decoder:
     """Decodes with `draft`."""
     return self.ladder[self.start].decoder
-
-
-@functools.lru_cache(maxsize=64)
-def cache_factory(
-  config: models.TransformerConfig,
-  *,
-  max_len: int,
-  page_size: int = 16,
-  num_pages: int | None = None,
-  dtype: Any = jnp.float32,
-) -> Callable[[int], memory.PagedKVCache]:
-  """Returns batch -> empty paged cache; the same one for the same arguments.
-
-  Args:
-    config: of the target.
-    max_len: the most positions of a row.
-    page_size: Z, positions a page.
-    num_pages: P, or None for as many as the batch can need.
-    dtype: of keys and values, see `memory.cache_dtype`.
-
-  Raises:
-    ValueError: for more positions than the model has learned.
-
-  Example:
-    >>> import ldjax
-    >>> config = ldjax.testing.tiny_model().config
-    >>> init_cache = cache_factory(config, max_len=64)
-    >>> init_cache(2).pool.num_pages
-    8
-  """
-  limit = config.max_position_embeddings
-  if config.learned_positions and max_len > limit:
-    raise ValueError(
-      f"max_len is {max_len}, but the model has learned {limit} positions; give"
-      " at most that"
-    )
-  return functools.partial(
-    _create_cache,
-    max_len=max_len,
-    page_size=page_size,
-    num_pages=num_pages,
-    num_layers=config.num_layers,
-    num_kv_heads=config.num_kv_heads,
-    head_dim=config.head_dim,
-    dtype=dtype,
-  )
-
-
-def _create_cache(batch: int, **sizes: Any) -> memory.PagedKVCache:
-  return memory.PagedKVCache.create(batch=batch, **sizes)
 
 
 def _place(
@@ -207,10 +165,8 @@ def _rungs(
   }
 
 
-def _platform(mesh: jax.sharding.Mesh | None) -> str:
-  if mesh is None:
-    return jax.default_backend()
-  return mesh.devices.flat[0].platform
+def _device(mesh: jax.sharding.Mesh | None) -> jax.Device:
+  return jax.local_devices()[0] if mesh is None else mesh.devices.flat[0]
 
 
 def load(
@@ -223,57 +179,34 @@ def load(
   cache_dtype: Any = None,
   page_size: int = 16,
   num_pages: int | None = None,
+  initial_pages: int | None = None,
+  memory_budget: str | float = 0.75,
+  on_pressure: str = "preempt",
   mesh: jax.sharding.Mesh | None = None,
   progress: Progress | None = None,
 ) -> LanguageModel:
-  """Loads a target and puts a decoder around it.
+  """Loads a target and puts a decoder around it; see `ldjax.load`.
 
   Args:
-    path: a `.gguf` file, a Hugging Face folder, `"org/name"` on the hub, or
-      `"demo"` for SmolLM2-135M-Instruct (fetched once, 94 MB).
-    draft: `"ngram"` (no weights), `"none"` or None for plain decoding, a
-      folder with draft heads (ldjax's or Medusa's), a `DraftFn` of your own
-      (see `with_draft` for its weights), or `"auto"`: the model's own heads
-      if it is a Medusa-2 folder, the heads that come with ldjax for it if there
-      are any, else `"ngram"`. The text is the
-      same with any of them.
-    tree: what the draft proposes, see `parse_tree`; `"auto"` or None for a
-      ladder of sizes, among which each round's is chosen by how drafts fare
-      and what a size costs (see `optimize.measure_costs`). The text is the
-      same with any of them.
-    max_len: the most tokens of a sequence, prompt included; default 2,048 or
-      what the model was made for, if that is less.
-    dtype: of the weights; default float32 on CPU, bfloat16 elsewhere.
-    cache_dtype: of keys and values: "float32", "bfloat16", "float16", or in
-      eight bits with scales "int8" or "float8_e4m3fn"; default that of the
-      weights. A draft's own cache stays in the dtype of the weights.
+    path: see there, as are all others.
+    draft: the draft.
+    tree: what it proposes.
+    max_len: the most tokens of a sequence.
+    dtype: of the weights.
+    cache_dtype: of keys and values.
     page_size: positions a page of the cache.
-    num_pages: pages of the pool, shared by all rows; default as many as the
-      batch can need.
-    mesh: devices to spread the model over, with an axis "tensor" that splits
-      its matrices and the heads of its cache, and an axis "data" that splits
-      the rows of a batch; either may be left out. What an axis does not
-      divide (a number of heads, a vocabulary, a batch) is repeated along it.
-      Pages of the cache are repeated along "data". The text is that of one
-      device. Each parameter goes to its devices as it is read, so a model may
-      be larger than the memory of one.
+    num_pages: pages of the pool.
+    initial_pages: pages that it begins with.
+    memory_budget: what weights and pool may take.
+    on_pressure: what to do when rows need more.
+    mesh: devices to spread the model over.
     progress: called with a line of text as loading goes on.
 
-  Returns:
-    `LanguageModel`, for `generate` and `stream`, or for its parts.
-
   Raises:
-    FileNotFoundError: for a path or draft that is not there.
-    TypeError: for a mesh that is none.
-    ValueError: for files, settings or axes of a mesh that do not fit, naming
-      them.
-
-  Example:
-    model = ldjax.load("demo")
-    print(ldjax.generate(model, "Why is the sky blue?").text)
+    FileNotFoundError, TypeError, ValueError: see there.
   """
   mesh = None if mesh is None else _sharding.check_mesh(mesh)
-  on_cpu = _platform(mesh) == "cpu"
+  on_cpu = _device(mesh).platform == "cpu"
   file = checkpoints.resolve(path, progress)
   config = checkpoints.read_config(file)
   limit = config.max_position_embeddings
@@ -293,7 +226,15 @@ def load(
     num_pages=num_pages,
     dtype=memory.cache_dtype(dtype if cache_dtype is None else cache_dtype),
   )
-  jax.eval_shape(functools.partial(init_cache, 1))  # checks the sizes
+  # Checks the sizes.
+  page_bytes = jax.eval_shape(functools.partial(init_cache, 1)).page_bytes
+  if on_pressure not in _ON_PRESSURE:
+    raise ValueError(
+      f"on_pressure is {on_pressure!r}; give one of {', '.join(_ON_PRESSURE)}"
+    )
+  budget = memory.parse_budget(
+    memory_budget, memory.device_memory(_device(mesh))
+  )
   tokenizer = text.load_tokenizer(file)
   # What can be refused is refused before gigabytes are read.
   place = _place(mesh, config)
@@ -313,14 +254,25 @@ def load(
     file, dtype=dtype, progress=progress, place=place
   )
   target = _target(config, dtype, feature_layers)
+  weights = decoding.DecoderParams(
+    checkpoint.params, _drafts.borrow(drafts, checkpoint.params)
+  )
+  if num_pages is None or initial_pages is not None:
+    initial_pages, num_pages = memory.pool_limits(
+      initial_pages=(
+        3 * -(-max_len // page_size) if initial_pages is None else initial_pages
+      ),
+      num_pages=num_pages,
+      budget_bytes=budget,
+      parameter_bytes=_sharding.bytes_a_device(weights),
+      page_bytes=page_bytes // _sharding.parts_of_a_page(mesh, config),
+    )
   return LanguageModel(
     name=checkpoint.name,
     config=config,
     tokenizer=tokenizer,
     target=target,
-    params=decoding.DecoderParams(
-      checkpoint.params, _drafts.borrow(drafts, checkpoint.params)
-    ),
+    params=weights,
     **_rungs(
       drafts, lambda each: _decoder(target, each, init_cache, max_len, mesh)
     ),
@@ -331,6 +283,8 @@ def load(
     max_len=max_len,
     page_size=page_size,
     num_pages=num_pages,
+    initial_pages=initial_pages,
+    on_pressure=on_pressure,
     prefill_chunks=(16, 64) if on_cpu else (64, 512),
     mesh=mesh,
     feature_layers=feature_layers,

@@ -23,7 +23,7 @@ import numpy as np
 import safetensors.numpy
 
 import ldjax
-from ldjax import bench, checkpoints, contrib, models, testing
+from ldjax import bench, checkpoints, models, testing
 
 work = pathlib.Path(tempfile.mkdtemp())
 source = testing.write_tiny_model(work / "source")
@@ -103,7 +103,7 @@ print("the text is that of plain decoding")
 # the cache from the start: the baseline to compare with.
 
 # %%
-theirs = contrib.as_medusa2(plain, whole)
+theirs = ldjax.load(whole, compat="medusa2")
 report = bench.compare(
   {"autoregressive": plain, "medusa2": theirs, "ldjax": medusa},
   ["hello", "one two one two"],

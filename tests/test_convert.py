@@ -1,8 +1,11 @@
 """Checkpoints to other formats and back, bit by bit; nothing half-written."""
 
+import dataclasses
+import gc
 import json
 import pathlib
 import shutil
+import weakref
 
 import jax
 import numpy as np
@@ -11,7 +14,7 @@ import safetensors.numpy
 
 import ldjax
 from ldjax import checkpoints, models, testing, text
-from ldjax.checkpoints import _convert
+from ldjax.checkpoints import _convert, _orbax
 
 
 def _same(one, two):
@@ -55,6 +58,58 @@ def test_round_trip(source, tmp_path, dtype):
   assert one.encode("hello") == two.encode("hello")
 
 
+def _config(kind, **changes):
+  return {
+    "model_type": kind,
+    "vocab_size": 31,
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 6,
+    "max_position_embeddings": 64,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    **changes,
+  }
+
+
+@pytest.mark.parametrize(
+  "config",
+  [
+    _config("llama", attention_bias=True, mlp_bias=True),
+    _config("mistral", sliding_window=9, tie_word_embeddings=True),
+    _config("qwen2"),
+    _config("qwen3", tie_word_embeddings=True),
+    _config("smollm3"),
+  ],
+  ids=lambda config: config["model_type"],
+)
+def test_there_and_back(tmp_path, config):
+  """Hugging Face -> Orbax -> Hugging Face; the others are in checkpoints/."""
+  source = tmp_path / "source"
+  source.mkdir()
+  (source / "config.json").write_text(json.dumps(config))
+  shape = checkpoints.read_config(source)
+  rng = np.random.default_rng(0)
+  # The names are those of the parameters.
+  weights = {}
+  for path, like in jax.tree_util.tree_leaves_with_path(
+    models.abstract_params(shape)
+  ):
+    name = ".".join(str(part.key) for part in path)
+    name = name if name.startswith("lm_head") else f"model.{name}"
+    weights[name] = rng.standard_normal(like.shape, np.float32)
+  safetensors.numpy.save_file(weights, source / "model.safetensors")
+  checkpoints.convert(source, tmp_path / "orbax")
+  checkpoints.convert(tmp_path / "orbax", tmp_path / "hf", to="hf")
+  back = safetensors.numpy.load_file(tmp_path / "hf" / "model.safetensors")
+  assert set(back) == set(weights)
+  _same(back, weights)
+  assert json.loads((tmp_path / "hf" / "config.json").read_text()) == config
+
+
 @pytest.mark.slow
 def test_text_of_a_converted_model(source, tmp_path):
   ldjax.convert(source, tmp_path / "orbax")
@@ -67,19 +122,54 @@ def test_text_of_a_converted_model(source, tmp_path):
   assert ldjax.generate(spread, prompt, **settings).tokens == one.tokens
 
 
+_QUESTION = [{"role": "user", "content": "Why is the sky blue?"}]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("to", ["orbax", "hf"])
 def test_the_demo_model(demo_model, tmp_path, to):
-  found = ldjax.convert(demo_model, tmp_path / "there", to=to, dtype="bfloat16")
+  found = ldjax.convert(demo_model, tmp_path / "there", to=to)
   assert found.config == checkpoints.read_config(demo_model)
-  want = checkpoints.read(demo_model, dtype="bfloat16")
-  have = checkpoints.read(tmp_path / "there")
-  _same(have.params, want.params)
-  assert have.eos_token_ids[:1] == want.eos_token_ids[:1]
-  one = text.load_tokenizer(demo_model)
-  two = text.load_tokenizer(tmp_path / "there")
-  prompt = one.chat([{"role": "user", "content": "Why is the sky blue?"}])
-  assert two.encode(prompt) == one.encode(prompt)
+  one = ldjax.load(demo_model, draft="none", max_len=128)
+  two = ldjax.load(tmp_path / "there", draft="none", max_len=128)
+  _same(two.params.target, one.params.target)
+  assert two.eos_token_ids == one.eos_token_ids
+  want = ldjax.generate(one, _QUESTION, max_new_tokens=32)
+  have = ldjax.generate(two, _QUESTION, max_new_tokens=32)
+  assert (have.text, have.tokens) == (want.text, want.tokens)
+  assert len(want.tokens) == 32
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["medusa", "vllm"])
+def test_the_medusa_heads_of_the_demo_model(demo_model, tmp_path, to):
+  """Those that ldjax ships, with an output that the layout can hold."""
+  drafts = pathlib.Path(ldjax.__file__).parent / "data" / "drafts"
+  shipped = drafts / "smollm2-135m-instruct-medusa"
+  for layout in ("medusa", "vllm"):
+    with pytest.raises(ValueError, match="write_draft"):
+      ldjax.convert(shipped, tmp_path / "x", to=layout)
+  model = ldjax.load(demo_model, draft="none", max_len=128)
+  plain = ldjax.generate(model, _QUESTION, max_new_tokens=32)
+  file = checkpoints.read_draft(shipped, target_config=model.config)
+  params = models.borrow(file.config, file.params, model.params.target)
+  changes = {"shared_output": False, "single_output": True}
+  if to == "medusa":  # the whole of the target's vocabulary
+    changes = {"vocab_size": model.config.vocab_size, "target_vocab_size": None}
+    params = {"heads": params["heads"]}
+  config = dataclasses.replace(file.config, **changes)
+  made_for = checkpoints.DraftTarget(
+    "demo", model.config.hidden_size, model.config.vocab_size, 30
+  )
+  checkpoints.write_draft(tmp_path / "ours", config, params, target=made_for)
+  ldjax.convert(tmp_path / "ours", tmp_path / to, to=to)
+  rounds = []
+  for folder in (tmp_path / "ours", tmp_path / to):
+    model = ldjax.with_draft(model, folder, "1,3,2")
+    have = ldjax.generate(model, _QUESTION, max_new_tokens=32)
+    assert (have.text, have.tokens) == (plain.text, plain.tokens)
+    rounds.append(have.rounds)
+  assert rounds[0] == rounds[1] < 32
 
 
 @pytest.mark.parametrize("to", ["medusa", "vllm"])
@@ -174,11 +264,35 @@ def test_what_reads_back_otherwise_is_told(source, tmp_path, monkeypatch, to):
   assert _files(tmp_path) == ["source"]
 
 
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+@pytest.mark.parametrize("to", ["orbax", "hf"])
+def test_values_that_are_not_finite(source, tmp_path, to, value):
+  file = source / "model.safetensors"
+  weights = safetensors.numpy.load_file(file)
+  name = "model.layers.1.mlp.up_proj.weight"
+  weights[name] = weights[name].copy()
+  weights[name][2, 3:6] = value
+  safetensors.numpy.save_file(weights, file)
+  message = f"model.safetensors: tensor '{name}' holds 3 values that are not"
+  with pytest.warns(UserWarning, match=message):
+    ldjax.load(source, draft="none")
+  # Once, though it is read back; and it is kept as it is.
+  with pytest.warns(UserWarning) as caught:
+    ldjax.convert(source, tmp_path / "there", to=to)
+  assert len(caught) == 1
+  assert message in str(caught[0].message)
+  with pytest.warns(UserWarning, match=r"layers\.1\.mlp\.up_proj\.weight"):
+    checkpoints.read(tmp_path / "there")
+  checkpoints.inspect(source)  # reads no weights
+
+
 def test_refused(source, tmp_path):
   with pytest.raises(ValueError, match="to is 'onnx'; known are orbax, hf"):
     ldjax.convert(source, tmp_path / "x", to="onnx")
   with pytest.raises(ValueError, match="holds no heads"):
     ldjax.convert(source, tmp_path / "x", to="vllm")
+  with pytest.raises(ValueError, match="holds no draft, which to='ldjax'"):
+    ldjax.convert(source, tmp_path / "x", to="ldjax")
   (source / "model.safetensors").unlink()
   with pytest.raises(FileNotFoundError, match="a configuration and no weights"):
     ldjax.convert(source, tmp_path / "x")
@@ -203,6 +317,26 @@ def test_damaged_orbax(source, tmp_path):
     (target / "ldjax-model.json").write_text(json.dumps({**says, key: value}))
     with pytest.raises(ValueError, match=rf"ldjax-model.json: {key} is"):
       checkpoints.read(target)
+
+
+def test_each_layer_is_restored_once_and_let_go(source, tmp_path, monkeypatch):
+  ldjax.convert(source, tmp_path / "there")
+  restored, alive = [], []
+  honest = _orbax._restore
+
+  def restore(folder, names):
+    tree = honest(folder, names)
+    restored.append(folder.name)
+    alive.extend(weakref.ref(array) for array in tree.values())
+    return tree
+
+  monkeypatch.setattr(_orbax, "_restore", restore)
+  checkpoint = checkpoints.read(tmp_path / "there", dtype="bfloat16")
+  gc.collect()
+  groups = {path.name for path in (tmp_path / "there" / "orbax").iterdir()}
+  assert sorted(restored) == sorted(groups)
+  assert alive and not any(array() is not None for array in alive)
+  assert checkpoint.config.num_layers > 1
 
 
 class TestInspect:

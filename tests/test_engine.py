@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ldjax
-from ldjax import _engine, _ladder, _request, testing
+from ldjax import _engine, _generate, _ladder, _request, testing
 
 
 @pytest.fixture(autouse=True)
@@ -32,13 +32,13 @@ def never_hangs(monkeypatch):
 def preempted(monkeypatch):
   """Counts preemptions: a list with an entry for each."""
   calls = []
-  preempt = _engine.Engine._preempt
+  preempt = _engine.Engine._give_way
 
   def counted(run):
     calls.append(len(run.queue))
     preempt(run)
 
-  monkeypatch.setattr(_engine.Engine, "_preempt", counted)
+  monkeypatch.setattr(_engine.Engine, "_give_way", counted)
   return calls
 
 
@@ -51,9 +51,9 @@ def request(model, tokens, limit, stop_ids=None, **settings):
   return one
 
 
-def finish(model, requests, batch):
-  """Runs requests to their end; what they came to, and the cache left."""
-  engine = _engine.Engine(model, batch)
+def finish(model, requests, batch, share=False):
+  """Runs requests to their end; what they came to, and the state left."""
+  engine = _engine.Engine(model, batch, share=share)
   assert [engine.submit(each) for each in requests] == [*range(len(requests))]
   results = [None] * len(requests)
   texts = [""] * len(requests)
@@ -63,6 +63,8 @@ def finish(model, requests, batch):
       results[event.request] = event.generation
       texts[event.request] += event.text
   assert [result.text for result in results] == texts
+  if share:
+    engine._state = engine._pages.forget(engine._state)
   return results, engine._state
 
 
@@ -233,7 +235,7 @@ class TestRowsComeAndGo:
       (5, 6, 6),
       (3, 1, 1),
     ):
-      assert _engine.batch_for(count, most) == rows
+      assert _generate.batch_for(count, most) == rows
 
   def test_progress_is_told_once_before_a_compilation(self, scripted, bigram):
     lines = []

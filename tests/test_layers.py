@@ -12,6 +12,7 @@ _PACKAGE = pathlib.Path(__file__).resolve().parent.parent / "ldjax"
 _ORDER = (
   "typing",
   "_base",
+  "_cache_folder",
   "_render",
   "sampling",
   "memory",
@@ -37,6 +38,7 @@ _ORDER = (
   "_ticket",
   "_serve",
   "contrib",
+  "_load",
   "testing",
   "bench",
   "cli",

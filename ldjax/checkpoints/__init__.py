@@ -1,7 +1,8 @@
 """Models, drafts and states on disk: GGUF, Hugging Face, Medusa, Orbax."""
 
+from ldjax._cache_folder import cache_folder
 from ldjax.checkpoints._convert import convert
-from ldjax.checkpoints._demo import cache_folder, fetch_demo
+from ldjax.checkpoints._demo import fetch_demo
 from ldjax.checkpoints._draft import (
   DraftFile,
   DraftTarget,

@@ -5,7 +5,7 @@ from collections.abc import Container, Mapping
 from typing import Any
 
 from ldjax import models
-from ldjax.checkpoints import _config_rope, _families
+from ldjax.checkpoints import _config_keys, _config_rope, _families
 from ldjax.checkpoints._config_keys import Keys
 
 
@@ -206,7 +206,9 @@ def parse_config(
       f"{file}: {keys.name('hidden_size')} {hidden} is not a multiple of"
       f" {keys.name('num_attention_heads')} {heads}, and head_dim is not given"
     )
-  num_layers = keys.integer("num_hidden_layers")
+  num_layers = _config_keys.check_layers(
+    keys.integer("num_hidden_layers"), keys.name("num_hidden_layers"), file
+  )
   nope_layers = (
     _nope_layers(keys, num_layers) if family.windows == "nope" else ()
   )

@@ -4,6 +4,24 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+# Twice what any published model has: of more each would be laid out
+# before the tensors could tell that a number is damaged.
+_MOST_LAYERS = 256
+
+
+def check_layers(num_layers: int, name: str, file: pathlib.Path) -> int:
+  """The number of layers, if a model can have that many.
+
+  Raises:
+    ValueError: naming the limit.
+  """
+  if num_layers > _MOST_LAYERS:
+    raise ValueError(
+      f"{file}: {name} is {num_layers}; models of at most {_MOST_LAYERS} layers"
+      " are read, so the file may be damaged"
+    )
+  return num_layers
+
 
 class Keys:
   """Typed access to a config.json, with errors that name file and key.

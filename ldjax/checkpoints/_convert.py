@@ -24,9 +24,10 @@ from ldjax.checkpoints import (
   _write,
 )
 
-Format: TypeAlias = Literal["orbax", "hf", "medusa", "vllm"]
+Format: TypeAlias = Literal["orbax", "hf", "ldjax", "medusa", "vllm"]
 TokenizerWriter: TypeAlias = Callable[[pathlib.Path, pathlib.Path], None]
-_OF_MODELS, _OF_DRAFTS = ("orbax", "hf"), ("medusa", "vllm")
+_OF_MODELS, _OF_HEADS = ("orbax", "hf"), ("medusa", "vllm")
+_FORMATS = (*_OF_MODELS, "ldjax", *_OF_HEADS)
 _TOKENIZER = (
   "tokenizer.json",
   "tokenizer_config.json",
@@ -78,24 +79,29 @@ def _write_tokenizer(
       shutil.copy(source / name, folder / name)
 
 
-def _write_config(
-  source: pathlib.Path, folder: pathlib.Path, opened: _read.Opened
-) -> None:
-  """config.json and generation_config.json, those of the source if it has."""
+def _config_json(
+  source: pathlib.Path, opened: _read.Opened, to: str
+) -> dict[str, Any]:
+  """What config.json is to say: what the source's says, if it has one."""
   dtype = opened.plan.dtype
-  eos = list(opened.eos_token_ids)
-  generation: dict[str, Any] = {"eos_token_id": eos} if eos else {}
-  if source.is_dir():
-    says = _safetensors.read_json(source / "config.json")
-    for key in ("torch_dtype", "dtype"):
-      if key in says:
-        says[key] = dtype.name
-    file = source / "generation_config.json"
-    if file.is_file():
-      generation = _safetensors.read_json(file)
-  else:
+  if not source.is_dir():
     says = _hugging_face_out.config_of(opened.config, dtype)
-    says |= generation
+    eos = list(opened.eos_token_ids)
+    return says | ({"eos_token_id": eos} if eos else {})
+  says = _safetensors.read_json(source / "config.json")
+  if to == "hf":
+    says = _hugging_face_out.of_text(says)
+  return says | {k: dtype.name for k in ("torch_dtype", "dtype") if k in says}
+
+
+def _write_configs(
+  source: pathlib.Path, folder: pathlib.Path, says: dict[str, Any]
+) -> None:
+  """config.json and generation_config.json."""
+  generation = {k: v for k, v in says.items() if k == "eos_token_id"}
+  if source.is_dir():
+    file = source / "generation_config.json"
+    generation = _safetensors.read_json(file) if file.is_file() else {}
   for name, value in (
     ("config.json", says),
     ("generation_config.json", generation),
@@ -115,27 +121,30 @@ def _convert_model(
 ) -> None:
   with _weights.Reader() as reader:
     opened = _read.open_target(reader, source, dtype)
-    if to == "hf" and source.is_dir():
-      kind = _safetensors.read_json(source / "config.json").get("model_type")
-      _hugging_face_out.check_kind(kind, source)
-    if not source.is_dir():
-      _hugging_face_out.config_of(opened.config, opened.plan.dtype)
+    config, plan = _hugging_face_out.with_offset(opened.config, opened.plan)
+    opened = opened._replace(config=config, plan=plan)
+    says = _config_json(source, opened, to)
     digests = _Digests()
     with _write.new_folder(target, force) as folder:
       parameters = digests.note(_rules.arrays(opened.plan, say))
-      _write_config(source, folder, opened)
+      _write_configs(source, folder, says)
       _write_tokenizer(source, folder, write)
       if to == "orbax":
         _orbax.write_weights(folder, parameters, opened.plan.dtype)
       else:
-        file = folder / _weights.FORMATS[0].single
-        _hugging_face_out.write_weights(file, opened.plan, parameters)
+        _hugging_face_out.write_weights(
+          folder / _weights.FORMATS[0].single,
+          says["model_type"],
+          opened.config,
+          opened.plan,
+          parameters,
+        )
       say("reading it back")
       with _weights.Reader() as again:
         written = _read.open_target(again, folder)
         if written.config != opened.config:
           raise ValueError(f"{target}: its config.json reads back otherwise")
-        digests.check(_rules.arrays(written.plan), target)
+        digests.check(_rules.arrays(written.plan, warn=False), target)
 
 
 def _heads(
@@ -144,7 +153,7 @@ def _heads(
   if found.draft != "medusa":
     raise ValueError(
       f"{source}: holds {found.draft or 'no'} heads; the layouts"
-      f" {' and '.join(_OF_DRAFTS)} are of Medusa heads"
+      f" {' and '.join(_OF_HEADS)} are of Medusa heads, to='ldjax' takes any"
     )
   if found.layout != "ldjax":
     vocab = None if found.config is None else found.config.vocab_size
@@ -167,14 +176,50 @@ def _convert_heads(
     _medusa.write_medusa(folder, config, params, layout=to)
     vocab = config.target_vocab_size or config.vocab_size
     again, same = _medusa.read_medusa(folder, vocab_size=vocab)
-    want = {key: _digest(np.asarray(x)) for key, x in _flat(params)}
-    have = {key: _digest(np.asarray(x)) for key, x in _flat(same)}
-    if again != config or have != want:
-      raise OSError(f"{target}: reads back otherwise than it was written")
+    _check_same(target, (config, params), (again, same))
 
 
-def _flat(params: Any) -> Any:
-  return _rules.flatten(params).items()
+def _check_same(target: pathlib.Path, one: Any, other: Any) -> None:
+  """Compares two drafts, (configuration, parameters) each, bit by bit."""
+  want, have = (
+    {key: _digest(np.asarray(x)) for key, x in _rules.flatten(params).items()}
+    for _, params in (one, other)
+  )
+  if one[0] != other[0] or want != have:
+    raise OSError(f"{target}: reads back otherwise than it was written")
+
+
+def _convert_draft(
+  source: pathlib.Path,
+  target: pathlib.Path,
+  model: pathlib.Path | None,
+  dtype: Any,
+  force: bool,
+  found: _inspect.Contents,
+) -> None:
+  """Writes a published draft as one of ours."""
+  if not found.draft:
+    raise ValueError(f"{source}: holds no draft, which to='ldjax' is for")
+  if found.layout == "ldjax":
+    raise ValueError(f"{source}: is a draft of ldjax's format already; copy it")
+  if model is None and found.config is None:
+    raise ValueError(
+      f"{source}: a draft is read for the model that it was made for; name it,"
+      " target=MODEL (--target)"
+    )
+  made_for = model or source
+  config = _read.read_config(made_for)
+  draft = _draft.read_draft(source, target_config=config, dtype=dtype)
+  wanted = _draft.DraftTarget(
+    name=_read.read_name(made_for),
+    hidden_size=config.hidden_size,
+    vocab_size=config.vocab_size,
+    num_layers=config.num_layers,
+  )
+  with _write.new_folder(target, force) as folder:
+    _draft.write_draft(folder, draft.config, draft.params, target=wanted)
+    again = _draft.read_draft(folder, target_config=config)
+    _check_same(target, draft[:2], again[:2])
 
 
 def convert(
@@ -183,6 +228,7 @@ def convert(
   *,
   to: Format = "orbax",
   dtype: Any = None,
+  target: str | os.PathLike[str] | None = None,
   write_tokenizer: TokenizerWriter | None = None,
   force: bool = False,
   progress: Callable[[str], None] | None = None,
@@ -190,10 +236,11 @@ def convert(
   """Converts a checkpoint; see `ldjax.convert`, which brings the tokenizer.
 
   Args:
-    src: see there, as are `dst`, `to`, `dtype`, `force` and `progress`.
+    src: see there, as are all but `write_tokenizer`.
     dst: the folder to make.
     to: the format.
     dtype: of the weights.
+    target: the model that a draft was made for.
     write_tokenizer: (source, folder) -> None, writes the tokenizer of a GGUF
       file; a folder's is copied.
     force: whether to replace what is at `dst`.
@@ -202,29 +249,36 @@ def convert(
   Raises:
     FileExistsError, FileNotFoundError, OSError, ValueError: see there.
   """
-  if to not in (*_OF_MODELS, *_OF_DRAFTS):
+  if to not in _FORMATS:
+    raise ValueError(f"to is {to!r}; known are {', '.join(_FORMATS)}")
+  if target is not None and to != "ldjax":
     raise ValueError(
-      f"to is {to!r}; known are {', '.join((*_OF_MODELS, *_OF_DRAFTS))}"
+      f"target is {os.fspath(target)!r}, but to is {to!r}; only to='ldjax' asks"
+      " for which model a draft is"
     )
   say = progress or (lambda line: None)
-  target = pathlib.Path(dst)
-  _write.check_free(target, force)
+  place = pathlib.Path(dst)
+  _write.check_free(place, force)
   source = _resolve.resolve(src, progress)
-  if target.exists() and target.resolve() in (
+  if place.exists() and place.resolve() in (
     source.resolve(),
     *source.resolve().parents,
   ):
-    raise ValueError(f"{target} holds the source itself; give another place")
+    raise ValueError(f"{place} holds the source itself; give another place")
   found = _inspect.inspect(source)
   say(f"{source}: {found.holds}, {found.layout}, {found.parameters:,} numbers")
   if found.layout == "config":
     raise FileNotFoundError(f"{source}: holds a configuration and no weights")
-  if to in _OF_DRAFTS:
-    _convert_heads(source, target, to, dtype, force, found)
+  if to == "ldjax":
+    model = None if target is None else _resolve.resolve(target, progress)
+    _convert_draft(source, place, model, dtype, force, found)
+  elif to in _OF_HEADS:
+    _convert_heads(source, place, to, dtype, force, found)
   elif found.config is None:
     raise ValueError(
-      f"{source}: holds a draft ({found.draft}); give to='medusa' or to='vllm'"
+      f"{source}: holds a draft ({found.draft}), and {to} is a format of"
+      " models; give to='ldjax', or for Medusa heads 'medusa' or 'vllm'"
     )
   else:
-    _convert_model(source, target, to, dtype, write_tokenizer, force, say)
-  return _inspect.inspect(target)
+    _convert_model(source, place, to, dtype, write_tokenizer, force, say)
+  return _inspect.inspect(place)

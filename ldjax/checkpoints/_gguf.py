@@ -13,6 +13,7 @@ import numpy as np
 
 from ldjax import models
 from ldjax.checkpoints import (
+  _config_keys,
   _gguf_file,
   _gguf_rules,
   _rope_factors,
@@ -251,6 +252,9 @@ def parse_config(contents: _gguf_file.Contents) -> models.TransformerConfig:
   embedding = tensors.get("token_embd.weight")
   if embedding is None or len(embedding.shape) != 2:
     raise ValueError(f"{path}: no tensor 'token_embd.weight' of two axes")
+  _config_keys.check_layers(
+    data.integer("block_count"), f"{arch}.block_count", path
+  )
   hidden = data.integer("embedding_length")
   heads = data.integer("attention.head_count")
   if heads < 1:
@@ -298,6 +302,11 @@ def eos_of(contents: _gguf_file.Contents) -> tuple[int, ...]:
   return tuple(found)
 
 
+def name_of(contents: _gguf_file.Contents) -> str:
+  """What the model calls itself."""
+  return str(contents.metadata.get("general.name", contents.path.stem))
+
+
 def open_file(
   path: pathlib.Path, dtype: np.dtype[Any] | None
 ) -> tuple[models.TransformerConfig, _rules.Plan, tuple[int, ...], str]:
@@ -326,6 +335,5 @@ def open_file(
       _gguf_rules.split_halves, heads=config.num_kv_heads
     ),
   }
-  name = str(contents.metadata.get("general.name", path.stem))
   whole = _rules.Plan(planned, transforms, target)
-  return config, whole, eos_of(contents), name
+  return config, whole, eos_of(contents), name_of(contents)

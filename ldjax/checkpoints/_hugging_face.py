@@ -142,7 +142,8 @@ def rules_of(kind: Any, tied: bool) -> tuple[_rules.Rule, ...]:
     tied: whether the embedding is the output matrix; a file may hold it twice.
   """
   target = None if tied else "lm_head/weight"
-  output = _rules.Rule(r"(?:language_model\.)?lm_head\.weight", target)
+  outer = r"(?:language_model\.)?" if kind == "gemma3" else ""
+  output = _rules.Rule(outer + r"lm_head\.weight", target)
   # Of a Medusa-2 model; `read_medusa` reads them.
   heads = _rules.Rule(r"medusa_head\..*", None)
   return (*TABLES.get(kind, RULES), output, heads)

@@ -1,12 +1,17 @@
 """Hydra heads as published: hydra_lm_head.pt beside config.json."""
 
 import pathlib
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ldjax import models
-from ldjax.checkpoints import _read, _rules, _safetensors, _weights
+from ldjax.checkpoints import (
+  _draft_checks,
+  _read,
+  _rules,
+  _safetensors,
+  _weights,
+)
 
 FILES = ("hydra_lm_head.safetensors", "hydra_lm_head.pt")
 
@@ -106,7 +111,7 @@ def read_hydra(
   Raises:
     FileNotFoundError: for a missing folder or file.
     ValueError: for heads of another model or architecture, and for what is
-      damaged, missing, left over, of another shape or not finite, naming it.
+      damaged, missing, left over or of another shape, naming it.
 
   Source: the reference code (`zankner/Hydra`, hydra_heads/mlp_head.py).
   """
@@ -124,28 +129,23 @@ def read_hydra(
   with _weights.Reader() as reader:
     tensors = reader.tensors(file)
     config = _layout(tensors, file)
-    for key, number, what in (
-      ("hydra_num_heads", config.num_heads, "heads"),
-      ("hydra_num_layers", config.num_layers, "layers a head"),
-    ):
-      if says.get(key, number) != number:
-        warnings.warn(
-          f"{folder / 'config.json'}: {key} is {says[key]}, but {file.name}"
-          f" holds {number} {what}; using the {number} of the file",
-          stacklevel=2,
-        )
-    for field in ("hidden_size", "vocab_size"):
-      have, want = getattr(config, field), getattr(target_config, field)
-      if have != want:
-        raise ValueError(
-          f"{folder}: the draft's {field} is {have}, the target's is {want}; it"
-          " was made for another model"
-        )
-    planned = _rules.plan(
-      RULES,
-      [_rules.checked(tensor, file) for tensor in tensors],
-      models.abstract_draft(config),
+    _draft_checks.warn_of_counts(
+      says,
+      folder / "config.json",
+      file.name,
+      (
+        ("hydra_num_heads", config.num_heads, "heads"),
+        ("hydra_num_layers", config.num_layers, "layers a head"),
+      ),
     )
+    _draft_checks.check_made_for(
+      folder,
+      (
+        ("hidden_size", config.hidden_size, target_config.hidden_size),
+        ("vocab_size", config.vocab_size, target_config.vocab_size),
+      ),
+    )
+    planned = _rules.plan(RULES, tensors, models.abstract_draft(config))
     target = wanted or _rules.common_dtype(tensors)
     return config, _rules.execute(
       _rules.Plan(planned, {}, target), progress, place

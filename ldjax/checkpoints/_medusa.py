@@ -4,7 +4,6 @@ import functools
 import os
 import pathlib
 import re
-import warnings
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from ldjax import models
 from ldjax.checkpoints import (
+  _draft_checks,
   _read,
   _rules,
   _safetensors,
@@ -235,8 +235,8 @@ def read_medusa(
 
   Raises:
     FileNotFoundError: for a missing folder or file.
-    ValueError: for what is damaged, missing, left over, of another shape or
-      not finite.
+    ValueError: for what is damaged, missing, left over or of another shape.
+      Values that are not finite are warned of.
 
   Example:
     >>> import tempfile, jax.numpy as jnp, ldjax
@@ -258,22 +258,19 @@ def read_medusa(
   with _weights.Reader() as reader:
     found = _find(reader, folder)
     config, tensors = _layout(found, vocab_size or found.says.get("vocab_size"))
-    for key, number, what in (
-      ("medusa_num_heads", config.num_heads, "heads"),
-      ("medusa_num_layers", config.num_layers, "layers a head"),
-    ):
-      said = found.says.get(key)
-      if said not in (None, number):
-        warnings.warn(
-          f"{folder / 'config.json'}: {key} is {said}, but {found.where.name}"
-          f" holds {number} {what}; using the {number} of the file",
-          stacklevel=2,
-        )
+    _draft_checks.warn_of_counts(
+      found.says,
+      folder / "config.json",
+      found.where.name,
+      (
+        ("medusa_num_heads", config.num_heads, "heads"),
+        ("medusa_num_layers", config.num_layers, "layers a head"),
+      ),
+    )
     floats = [tensor for tensor in tensors if tensor.name not in _IDS]
     target = wanted or _rules.common_dtype(floats)
     abstract = models.abstract_draft(config, target)
-    checked = [_rules.checked(x, folder / x.file) for x in tensors]
-    planned = _rules.plan(RULES, checked, abstract)
+    planned = _rules.plan(RULES, tensors, abstract)
     added = _token_ids.read_ids(config, planned, found.where, place)
     params = _rules.execute(_rules.Plan(planned, {}, target), progress, place)
     return config, {**params, **added}
@@ -304,7 +301,7 @@ def _vllm(config: models.MedusaConfig) -> tuple[str, dict[str, Any]]:
   if config.shared_output:
     raise ValueError(
       "the heads use the target's output matrix, which vLLM's layout can't"
-      " hold; use layout='medusa'"
+      " hold; use layout='medusa', or write_draft"
     )
   whole = config.target_vocab_size or config.vocab_size
   says = {

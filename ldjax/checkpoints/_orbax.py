@@ -8,14 +8,16 @@ import dataclasses
 import functools
 import itertools
 import pathlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
 
 from ldjax import models
 from ldjax.checkpoints import _hugging_face, _rules, _safetensors, _write
+
+Restore: TypeAlias = Callable[[pathlib.Path, tuple[str, ...]], Any]
 
 FOLDER = "orbax"
 _INDEX = "ldjax-model.json"
@@ -67,7 +69,6 @@ def write_weights(
   _write.write_files(folder, [(_INDEX, text)])
 
 
-@functools.lru_cache(maxsize=1)
 def _restore(folder: pathlib.Path, names: tuple[str, ...]) -> Any:
   import orbax.checkpoint as ocp
 
@@ -81,10 +82,10 @@ def _restore(folder: pathlib.Path, names: tuple[str, ...]) -> Any:
 
 
 def _read(
-  folder: pathlib.Path, names: tuple[str, ...], name: str
+  restore: Restore, folder: pathlib.Path, names: tuple[str, ...], name: str
 ) -> np.ndarray:
   try:
-    return np.asarray(_restore(folder, names)[name])
+    return np.asarray(restore(folder, names)[name])
   # Orbax and its stores raise what they like for damaged files.
   except Exception as error:
     raise ValueError(
@@ -127,6 +128,8 @@ def open_folder(
         f"{folder / FOLDER / group}: missing, and config.json asks for it;"
         " convert the model again"
       )
+  # A layer's parameters are read one after the other.
+  restore = functools.lru_cache(maxsize=1)(_restore)
   sources = {}
   for path, like in shapes.items():
     where = folder / FOLDER / _group(path)
@@ -136,7 +139,7 @@ def open_folder(
       str(where),
       tuple(like.shape),
       stored,
-      functools.partial(_read, where, names, _leaf(path)),
+      functools.partial(_read, restore, where, names, _leaf(path)),
     )
     rule = _rules.Rule(tensor.name, "/".join(map(str, path)))
     sources[path] = _rules.Source(_checked(tensor), rule, None)

@@ -4,7 +4,7 @@ import pathlib
 from typing import Any
 
 from ldjax import models
-from ldjax.checkpoints import _eagle_file, _hydra_file, _medusa
+from ldjax.checkpoints import _draft_checks, _eagle_file, _hydra_file, _medusa
 
 
 def is_there(folder: pathlib.Path) -> bool:
@@ -40,13 +40,11 @@ def read_published(
     folder, vocab_size=target_config.vocab_size, **options
   )
   vocab = config.target_vocab_size or config.vocab_size
-  for field, have in (
-    ("hidden_size", config.hidden_size),
-    ("vocab_size", vocab),
-  ):
-    if have != (want := getattr(target_config, field)):
-      raise ValueError(
-        f"{folder}: the draft's {field} is {have}, the target's is {want}; it"
-        " was made for another model"
-      )
+  _draft_checks.check_made_for(
+    folder,
+    (
+      ("hidden_size", config.hidden_size, target_config.hidden_size),
+      ("vocab_size", vocab, target_config.vocab_size),
+    ),
+  )
   return config, params

@@ -114,6 +114,13 @@ def _folder_name(path: pathlib.Path) -> str:
   return path.name
 
 
+def read_name(path: pathlib.Path) -> str:
+  """What a target model calls itself, without its weights."""
+  if _kind(path) == "gguf":
+    return _gguf.name_of(_gguf_file.open_gguf(path))
+  return _folder_name(path)
+
+
 def open_target(
   reader: _weights.Reader, path: str | os.PathLike[str], dtype: Any = None
 ) -> Opened:
@@ -147,7 +154,7 @@ def read(
   """Reads a target model strictly: every parameter once, nothing left over.
 
   Configuration, tensor names, shapes and types are checked before the first
-  weight is read.
+  weight is read. A tensor with values that are not finite is warned of by name.
 
   Args:
     path: a `.gguf` file; a Hugging Face folder with `config.json` and

@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import pathlib
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +22,9 @@ Progress = Callable[[str], None]
 Path = tuple[str | int, ...]
 Transform = Callable[[np.ndarray], np.ndarray]
 Place = Callable[[Path, np.ndarray], jax.Array]
+
+
+_PART = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,33 +108,30 @@ def offer(
   return Tensor(name, file.name, tuple(shape), dtypes[kind], read)
 
 
-def finite(array: np.ndarray, name: str, where: str) -> np.ndarray:
-  """The array, if all of its values are finite.
+def count_not_finite(array: np.ndarray) -> int:
+  """How many floats of an array are NaN or infinite.
 
-  Args:
-    array: of floats, integers or truth values.
-    name: of the tensor.
-    where: what the message begins with.
-
-  Raises:
-    ValueError: naming the tensor.
+  By their bits: a bfloat16 takes a third of the time of `np.isfinite`.
   """
-  bad = np.count_nonzero(~np.isfinite(array))
+  bits = np.ascontiguousarray(array).reshape(-1)
+  bits = bits.view(f"u{array.dtype.itemsize}")
+  infinite = np.array(np.inf, array.dtype).view(bits.dtype)
+  without_sign = bits.dtype.type(np.iinfo(bits.dtype).max >> 1)
+  # In parts that fit a cache.
+  return sum(
+    int(np.count_nonzero((bits[i : i + _PART] & without_sign) >= infinite))
+    for i in range(0, bits.size, _PART)
+  )
+
+
+def _warn_not_finite(array: np.ndarray, tensor: Tensor) -> None:
+  bad = count_not_finite(array)
   if bad:
-    raise ValueError(
-      f"{where}tensor {name!r} holds {bad} values that are not finite, of"
-      f" {array.size}"
+    warnings.warn(
+      f"{tensor.file}: tensor {tensor.name!r} holds {bad} values that are not"
+      f" finite, of {array.size}",
+      stacklevel=2,
     )
-  return array
-
-
-def checked(tensor: Tensor, file: pathlib.Path) -> Tensor:
-  """The tensor, which raises ValueError as it is read if it is not finite."""
-
-  def read() -> np.ndarray:
-    return finite(tensor.read(), tensor.name, f"{file}: ")
-
-  return dataclasses.replace(tensor, read=read)
 
 
 def _show(path: Path) -> str:
@@ -343,13 +344,14 @@ class Plan(NamedTuple):
 
 
 def arrays(
-  whole: Plan, progress: Progress | None = None
+  whole: Plan, progress: Progress | None = None, *, warn: bool = True
 ) -> Iterator[tuple[Path, np.ndarray]]:
   """Reads, transforms and casts, one tensor at a time.
 
   Args:
     whole: the plan.
     progress: called with a line of text about once a tenth.
+    warn: whether to warn of tensors with values that are not finite, by name.
 
   Yields:
     Each parameter's path and array, in the plan's order.
@@ -358,6 +360,8 @@ def arrays(
   for count, paths in enumerate(whole.order, 1):
     tensor, rule, _ = whole.sources[paths[0]]
     array = tensor.read()
+    if warn:
+      _warn_not_finite(array, tensor)
     if rule.transform:
       array = whole.transforms[rule.transform](array)
     array = cast(array, whole.dtype, tensor.name)

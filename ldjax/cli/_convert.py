@@ -48,7 +48,8 @@ def convert(
   to: Annotated[
     str,
     typer.Option(
-      help="orbax or hf for models; medusa or vllm for Medusa heads."
+      help="orbax or hf for models; medusa or vllm for Medusa heads; ldjax for"
+      " any published draft."
     ),
   ] = "orbax",
   dtype: Annotated[
@@ -56,6 +57,12 @@ def convert(
     typer.Option(
       help="float32, bfloat16 or float16; default the files' own, float32 for"
       " GGUF."
+    ),
+  ] = None,
+  target: Annotated[
+    str | None,
+    typer.Option(
+      help="The model that a draft was made for, with --to ldjax.",
     ),
   ] = None,
   force: Annotated[
@@ -71,6 +78,12 @@ def convert(
     form = cast(Any, to)
     _show(
       _convert.convert(
-        src, dst, to=form, dtype=dtype, force=force, progress=_console.say
+        src,
+        dst,
+        to=form,
+        dtype=dtype,
+        target=target,
+        force=force,
+        progress=_console.say,
       )
     )

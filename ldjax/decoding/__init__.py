@@ -24,6 +24,7 @@ from ldjax.decoding._dynamic_tree import dynamic_tree
 from ldjax.decoding._loop import decode, trace
 from ldjax.decoding._model_heads import model_heads
 from ldjax.decoding._ngram import NgramGuess, ngram
+from ldjax.decoding._rows import park, resume
 from ldjax.decoding._search import best_tree, expected_length
 from ldjax.decoding._speculative import autoregressive, speculative
 from ldjax.decoding._state import (
@@ -63,6 +64,8 @@ __all__ = [
   "last_observed",
   "model_heads",
   "ngram",
+  "park",
+  "resume",
   "root_only",
   "speculative",
   "static_tree",

@@ -38,6 +38,7 @@ _ROOT_ONLY = _base.DraftFn(
   release=lambda draft_state, mask: draft_state,
   size=1,
   depth=0,
+  observes_all=False,
 )
 
 
@@ -79,4 +80,5 @@ def over_heads(
     release=heads.release,
     size=size,
     depth=depth,
+    observes_all=heads.observes_all,
   )

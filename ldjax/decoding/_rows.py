@@ -75,6 +75,47 @@ def preempt(
   )
 
 
+def park(state: DecodeState, mask: Array) -> DecodeState:
+  """Sets running rows aside and gives their pages back; see `resume`.
+
+  What their pages hold must have been taken before (`PagedKVCache.take`). Their
+  draft's state stays.
+
+  Args:
+    state: of B rows.
+    mask: [B] bool; rows that do not run are left alone.
+  """
+  mask = mask & (state.status == Status.RUNNING)
+  return dataclasses.replace(
+    state,
+    cache=state.cache.release(mask),
+    status=jnp.where(mask, Status.PARKED, state.status),
+    needs_pages=state.needs_pages & ~mask,
+  )
+
+
+def resume(
+  state: DecodeState, row: Array, contents: Any, length: Array
+) -> tuple[DecodeState, Array]:
+  """Lets a parked row go on where it was.
+
+  Args:
+    state: of B rows.
+    row: [] int32.
+    contents: what `PagedKVCache.take` gave of it.
+    length: [] int32, committed positions that it had.
+
+  Returns:
+    The state, and ok []; where not ok, pages were lacking and the row stays
+    parked.
+  """
+  cache, ok = state.cache.put(row, contents, length)
+  status = jnp.where(ok, Status.RUNNING, state.status[row]).astype(jnp.int32)
+  return dataclasses.replace(
+    state, cache=cache, status=state.status.at[row].set(status)
+  ), ok
+
+
 def release(
   draft: _base.DraftFn, state: DecodeState, mask: Array
 ) -> DecodeState:
@@ -98,10 +139,11 @@ def empty(
   max_len: int,
   params: _base.DecoderParams,
   batch: int,
+  other_cache: Callable[[int], Any] | None = None,
 ) -> DecodeState:
-  """A state without sequences."""
+  """A state without sequences; `other_cache` stands for `init_cache`."""
   return DecodeState(
-    cache=init_cache(batch),
+    cache=(other_cache or init_cache)(batch),
     draft=draft.init(params.draft, batch),
     tokens=jnp.zeros((batch, max_len), jnp.int32),
     length=jnp.zeros((batch,), jnp.int32),

@@ -86,7 +86,8 @@ def speculative(
       token emitted. `max_new_tokens` is an int or [B]; rows stop there, at a
       stop id, or at `max_len` tokens.
     - `step(params, state)` -> `(state, Round)`.
-    - `empty(params, batch)` -> state without sequences.
+    - `empty(params, batch, other_cache=None)` -> state without sequences, of
+      `other_cache(batch)` where that is given.
     - `admit(state, row, prompt[S0], prompt_length, sampling, max_new_tokens,
       stop_ids)` -> state; `sampling` has scalar leaves, `stop_ids` is
       `stop_ids_row(...)`.

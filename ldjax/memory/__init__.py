@@ -1,17 +1,36 @@
 """Where committed keys and values live."""
 
 from ldjax._base import QuantizedKV
+from ldjax.memory._budget import (
+  MemoryReport,
+  device_memory,
+  memory_report,
+  parse_budget,
+  pool_limits,
+)
 from ldjax.memory._dense import DenseKVCache
 from ldjax.memory._paged import PagedKVCache
 from ldjax.memory._pool import PagePool
+from ldjax.memory._prefix_index import PrefixIndex
 from ldjax.memory._quantized import QuantizationError, cache_dtype, cast_kv
+from ldjax.memory._resize import resize
+from ldjax.memory._stats import CacheStats, cache_stats
 
 __all__ = [
+  "CacheStats",
   "DenseKVCache",
+  "MemoryReport",
   "PagePool",
   "PagedKVCache",
+  "PrefixIndex",
   "QuantizationError",
   "QuantizedKV",
   "cache_dtype",
+  "cache_stats",
   "cast_kv",
+  "device_memory",
+  "memory_report",
+  "parse_budget",
+  "pool_limits",
+  "resize",
 ]

@@ -1,6 +1,7 @@
 """Committed keys and values in pages of one pool, shared by all rows."""
 
 import dataclasses
+import math
 from typing import Self
 
 import chex
@@ -100,7 +101,10 @@ class PagedKVCache:
   @property
   def page_bytes(self) -> int:
     """Bytes of one page over all layers."""
-    return sum(x.nbytes // x.shape[0] for x in jax.tree.leaves(self.pages))
+    return sum(
+      math.prod(x.shape[1:]) * x.dtype.itemsize
+      for x in jax.tree.leaves(self.pages)
+    )
 
   def view(self, rows: Array | None = None) -> _base.CacheView:
     """Returns what a forward pass over `rows` [R] (default: all) reads."""
@@ -169,6 +173,70 @@ class PagedKVCache:
       length=self.length.at[rows].add(count),
     )
     return cache, ok
+
+  def share(self, row: Array, pages: Array, count: Array) -> Self:
+    """Begins an empty row with full pages that others hold as well.
+
+    A shared page is full, so nobody writes to it again.
+
+    Args:
+      row: [] int32, a row that holds nothing.
+      pages: [M] int32, of which the first `count` are shared.
+      count: [] int32.
+    """
+    held = jnp.where(
+      jnp.arange(pages.shape[0], dtype=jnp.int32) < count,
+      pages,
+      self.pool.num_pages,
+    )
+    return dataclasses.replace(
+      self,
+      pool=self.pool.retain(held),
+      block_table=self.block_table.at[row].set(held),
+      length=self.length.at[row].set(count * self.page_size),
+    )
+
+  def take(self, row: Array) -> tuple[_base.KV, ...]:
+    """A copy of what a row's pages hold.
+
+    Args:
+      row: [] int32.
+
+    Returns:
+      L arrays [M, K, Z, 2H] in the order of the sequence; anything past the
+      row's pages.
+    """
+    table = self.block_table[row]
+    return jax.tree.map(lambda x: x.at[table].get(mode="clip"), self.pages)
+
+  def put(
+    self, row: Array, contents: tuple[_base.KV, ...], length: Array
+  ) -> tuple[Self, Array]:
+    """Gives a row that holds nothing what `take` copied.
+
+    Args:
+      row: [] int32.
+      contents: L arrays [M, K, Z, 2H].
+      length: [] int32, committed positions of it.
+
+    Returns:
+      The cache and ok []; if not ok, pages were lacking and nothing is changed.
+    """
+    row_pages = self.block_table.shape[1]
+    needed = -(-length // self.page_size)
+    pool, pages, ok = self.pool.allocate(needed[None], row_pages)
+    cache = dataclasses.replace(
+      self,
+      pages=jax.tree.map(
+        lambda x, new: x.at[pages[0]].set(new, mode="drop"),
+        self.pages,
+        contents,
+      ),
+      pool=pool,
+      block_table=self.block_table.at[row].set(pages[0]),
+      length=self.length.at[row].set(jnp.where(ok[0], length, 0)),
+    )
+    return cache, ok[0]
 
   def quantize(
     self, dtype: jax.typing.DTypeLike

@@ -190,6 +190,8 @@ class EagleHeads(_heads.Heads):
   entry comes into the layer (`_enter`) and out of it (`_leave`).
   """
 
+  observes_all = True
+
   layer: Layer
   """The decoder layer, which a family makes."""
 

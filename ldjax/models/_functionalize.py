@@ -89,6 +89,7 @@ def _heads_fn(
     depth=config.depth,
     vocab_size=config.vocab_size,
     feature_size=config.feature_size,
+    observes_all=module.observes_all,
   )
 
 

@@ -241,6 +241,8 @@ class Heads(nnx.Module):
     dtype: of the parameters and of the computation.
   """
 
+  observes_all = False
+
   def __init__(self, config: Any, *, dtype: jax.typing.DTypeLike):
     self.config = config
     self.dtype = jnp.dtype(dtype)

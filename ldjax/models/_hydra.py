@@ -95,7 +95,55 @@ class HydraHead(nnx.Module):
     return x
 
 
-class HydraHeads(_heads.Heads):
+class _PathHeads(_heads.Heads):
+  """Heads of which each reads the feature and the tokens of the path so far.
+
+  A class of them has `embed` and `heads`, and says how a head scores.
+  """
+
+  embed: _heads.TargetEmbedding
+  heads: nnx.List
+
+  def _start(self, features: Array) -> Array:
+    """What all heads read of the target's features."""
+    return features.astype(self.dtype)
+
+  def _read(self, tokens: Array) -> Array:
+    """What all heads read of a token."""
+    return self.embed(tokens, self.dtype)
+
+  def _guess(self, depth: int, seen: Array) -> Array:
+    """Logits [..., W] of the head of a depth, of what it reads."""
+    raise NotImplementedError
+
+  def begin(self, state: Array, pending: Array) -> tuple[_heads.Level, Array]:
+    """See `HeadsFn.begin`."""
+    inputs = [self._start(state), self._read(pending)]
+    seen = jnp.concatenate(inputs, axis=-1)[:, None]
+    level = _heads.Level(values=seen, first=0, depth=0)
+    return level, self._guess(0, seen)
+
+  def extend(
+    self, state: Array, carry: _heads.Level, tokens: Array, parents: Array
+  ) -> tuple[_heads.Level, Array]:
+    """See `HeadsFn.extend`."""
+    del state
+    depth = carry.below(self.config.depth)
+    inputs = [carry.of_parents(parents), self._read(tokens)]
+    seen = jnp.concatenate(inputs, axis=-1)
+    return carry.followed_by(seen), self._guess(depth, seen)
+
+  def unroll(self, features: Array, tokens: Array) -> Array:
+    """See `HeadsFn.unroll`."""
+    read = self._read(tokens)
+    seen, states = self._start(features), []
+    for d, head in enumerate(self.heads):
+      seen = jnp.concatenate([seen, _heads.ahead(read, 1 + d)], axis=-1)
+      states.append(head(seen))
+    return jnp.stack(states, axis=2)
+
+
+class HydraHeads(_PathHeads):
   """C heads on the target's last hidden state and the tokens since.
 
   The head of depth d reads the feature and the embeddings of the pending token
@@ -152,31 +200,8 @@ class HydraHeads(_heads.Heads):
   def _read(self, tokens: Array) -> Array:
     return self.embed_norm(self.embed(tokens, self.dtype))
 
-  def begin(self, state: Array, pending: Array) -> tuple[_heads.Level, Array]:
-    """See `HeadsFn.begin`."""
-    inputs = [self._start(state), self._read(pending)]
-    seen = jnp.concatenate(inputs, axis=-1)[:, None]
-    level = _heads.Level(values=seen, first=0, depth=0)
-    return level, self.score(self.heads[0](seen))
-
-  def extend(
-    self, state: Array, carry: _heads.Level, tokens: Array, parents: Array
-  ) -> tuple[_heads.Level, Array]:
-    """See `HeadsFn.extend`."""
-    del state
-    depth = carry.below(self.config.depth)
-    inputs = [carry.of_parents(parents), self._read(tokens)]
-    seen = jnp.concatenate(inputs, axis=-1)
-    return carry.followed_by(seen), self.score(self.heads[depth](seen))
-
-  def unroll(self, features: Array, tokens: Array) -> Array:
-    """See `HeadsFn.unroll`."""
-    read = self._read(tokens)
-    seen, states = self._start(features), []
-    for d, head in enumerate(self.heads):
-      seen = jnp.concatenate([seen, _heads.ahead(read, 1 + d)], axis=-1)
-      states.append(head(seen))
-    return jnp.stack(states, axis=2)
+  def _guess(self, depth: int, seen: Array) -> Array:
+    return self.score(self.heads[depth](seen))
 
   def score(self, states: Array) -> Array:
     """See `HeadsFn.score`."""
@@ -293,7 +318,7 @@ class HydraMlpHead(nnx.Module):
     )
 
 
-class HydraMlpHeads(_heads.Heads):
+class HydraMlpHeads(_PathHeads):
   """C heads on the target's last hidden state and the tokens since.
 
   The published form: the head of depth d reads the feature and the embeddings
@@ -335,32 +360,13 @@ class HydraMlpHeads(_heads.Heads):
       for depth in range(config.num_heads)
     )
 
-  def begin(self, state: Array, pending: Array) -> tuple[_heads.Level, Array]:
-    """See `HeadsFn.begin`."""
-    inputs = [state, self.embed(pending, self.dtype)]
-    seen = jnp.concatenate(inputs, axis=-1)[:, None]
-    level = _heads.Level(values=seen, first=0, depth=0)
-    head = self.heads[0]
-    return level, head.score(head(seen))
-
-  def extend(
-    self, state: Array, carry: _heads.Level, tokens: Array, parents: Array
-  ) -> tuple[_heads.Level, Array]:
-    """See `HeadsFn.extend`."""
-    del state
-    head = self.heads[carry.below(self.config.depth)]
-    inputs = [carry.of_parents(parents), self.embed(tokens, self.dtype)]
-    seen = jnp.concatenate(inputs, axis=-1)
-    return carry.followed_by(seen), head.score(head(seen))
+  def _guess(self, depth: int, seen: Array) -> Array:
+    head = self.heads[depth]
+    return head.score(head(seen))
 
   def unroll(self, features: Array, tokens: Array) -> Array:
     """See `HeadsFn.unroll`; Y is E + 1, see `numbered`."""
-    read = self.embed(tokens, self.dtype)
-    seen, states = features.astype(self.dtype), []
-    for d, head in enumerate(self.heads):
-      seen = jnp.concatenate([seen, _heads.ahead(read, 1 + d)], axis=-1)
-      states.append(head(seen))
-    return _heads.numbered(jnp.stack(states, axis=2))
+    return _heads.numbered(super().unroll(features, tokens))
 
   def score(self, states: Array) -> Array:
     """See `HeadsFn.score`."""

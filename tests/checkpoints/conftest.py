@@ -7,10 +7,14 @@ import runpy
 from typing import Any
 
 import gguf
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
+
+from ldjax import checkpoints
+from ldjax.checkpoints import _hugging_face_out
 
 
 @dataclasses.dataclass
@@ -230,3 +234,33 @@ def write_torch():
   """`write_torch(path, {name: array})` writes what torch.save does."""
   file = pathlib.Path(__file__).with_name("test_torch_file.py")
   return runpy.run_path(str(file))["write"]
+
+
+@pytest.fixture
+def check_our_format(tmp_path):
+  """check(folder, target_config, config, params): a published draft becomes
+  one of ours, and reads back as that, bit by bit."""
+
+  def check(folder, target_config, config, params):
+    model, ours = tmp_path / "the-model", tmp_path / "ours"
+    model.mkdir()
+    says = _hugging_face_out.config_of(target_config, np.dtype(np.float32))
+    (model / "config.json").write_text(json.dumps(says))
+    for layout in ("orbax", "vllm"):
+      with pytest.raises(ValueError, match=r"give to='ldjax'|takes any"):
+        checkpoints.convert(folder, ours, to=layout)
+    with pytest.raises(ValueError, match="name it, target=MODEL"):
+      checkpoints.convert(folder, ours, to="ldjax")
+    with pytest.raises(ValueError, match="only to='ldjax' asks"):
+      checkpoints.convert(folder, ours, to="medusa", target=model)
+    assert not ours.exists()
+    found = checkpoints.convert(folder, ours, to="ldjax", target=model)
+    assert (found.layout, found.draft) == ("ldjax", config.kind)
+    file = checkpoints.read_draft(ours, target_config=target_config)
+    assert (file.config, file.target) == (config, "the-model")
+    assert jax.tree.structure(file.params) == jax.tree.structure(params)
+    jax.tree.map(np.testing.assert_array_equal, file.params, params)
+    with pytest.raises(ValueError, match="is a draft of ldjax's format alread"):
+      checkpoints.convert(ours, tmp_path / "x", to="ldjax", target=model)
+
+  return check

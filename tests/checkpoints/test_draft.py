@@ -285,14 +285,6 @@ def test_files_that_are_missing(folder, tmp_path, read):
     read(folder)
 
 
-def _poison(value):
-  def change(tensors):
-    tensors["norm.weight"] = tensors["norm.weight"].copy()
-    tensors["norm.weight"][3] = value
-
-  return change
-
-
 def _ids(change):
   def apply(tensors):
     tensors["token_ids"] = change(tensors["token_ids"])
@@ -317,8 +309,6 @@ def _ids(change):
       lambda t: t.update({"norm.weight": np.zeros(7, np.float64)}),
       r"'norm\.weight' is of type F64",
     ),
-    (_poison(np.nan), r"'norm\.weight' holds 1 values that are not finite"),
-    (_poison(-np.inf), r"'norm\.weight' holds 1 values that are not finite"),
     (_ids(lambda x: np.where(x == 7, 31, x)), "token_ids holds 31; .* 0 to 30"),
     (_ids(lambda x: np.where(x == 7, -2, x)), "token_ids holds -2"),
     (_ids(lambda x: np.where(x == 7, 30, x)), "token_ids holds 30 more than"),
@@ -330,6 +320,17 @@ def _ids(change):
 def test_tensors_that_are_wrong(folder, read, change, message):
   _rewrite(folder, change)
   with pytest.raises(ValueError, match=message):
+    read(folder)
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_values_that_are_not_finite(folder, read, value):
+  def change(tensors):
+    tensors["norm.weight"] = tensors["norm.weight"].copy()
+    tensors["norm.weight"][3] = value
+
+  _rewrite(folder, change)
+  with pytest.warns(UserWarning, match=r"'norm\.weight' holds 1 values"):
     read(folder)
 
 

@@ -2,12 +2,15 @@
 
 import json
 import math
+import pathlib
+import re
 
 import jax
 import pytest
 
 from ldjax import checkpoints, models
 
+_DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 _SIZES = {
   "vocab_size": 31,
   "hidden_size": 64,
@@ -143,10 +146,39 @@ _REFUSED = {
 }
 
 
+def _configs(shared_data):
+  files = (shared_data / "configs").glob("*/config.json")
+  return sorted(file.parent for file in files)
+
+
+def test_the_table_of_the_guide(shared_data):
+  """Every configuration is in it, with what is said of it here."""
+  rows = {}
+  for line in (_DOCS / "guides" / "checkpoints.md").read_text().splitlines():
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    if line.startswith("|") and len(cells) == 4:
+      rows[cells[0]] = cells[1:]
+  folders = _configs(shared_data)
+  assert {folder.name for folder in folders} <= set(rows)
+  for folder in folders:
+    family, counted, published = rows[folder.name]
+    _, refused, reason = published.partition("refused: ")
+    if refused:
+      with pytest.raises(ValueError, match=re.escape(reason)):
+        checkpoints.inspect(folder)
+      assert folder.name in _REFUSED
+      continue
+    found = checkpoints.inspect(folder)
+    assert family == f"`{found.family}`"
+    assert counted == f"{found.parameters:,}"
+    sizes = [int(x.replace(",", "")) for x in re.findall(r"[\d,]+", published)]
+    if len(sizes) == 3:  # a number, and rows of a width
+      sizes = [sizes[0] + sizes[1] * sizes[2]]
+    assert sizes in ([], [found.parameters]), folder.name
+
+
 def test_every_published_config_is_read_or_refused(shared_data):
-  folders = sorted(
-    path.parent for path in (shared_data / "configs").glob("*/config.json")
-  )
+  folders = _configs(shared_data)
   assert folders
   for folder in folders:
     if folder.name in _REFUSED:

@@ -7,7 +7,6 @@ so that it shares nothing with the readers or the model.
 import dataclasses
 import json
 import math
-import re
 
 import gguf
 import jax
@@ -17,7 +16,7 @@ import pytest
 import safetensors.numpy
 
 from ldjax import assemble, checkpoints, models
-from ldjax.checkpoints import _hugging_face
+from ldjax.checkpoints import _hugging_face_out
 
 _SIZES = {
   "vocab_size": 37,
@@ -396,36 +395,89 @@ def test_what_the_oracle_would_notice(kind, changes):
   assert np.abs(got - want).max() > 100 * tolerance
 
 
-def _rebuilt(rules, params, name):
-  """A tensor of the file, put together from parameters as the rules say."""
-  (rule,) = (rule for rule in rules if re.fullmatch(rule.pattern, name))
-  groups = re.fullmatch(rule.pattern, name).groups()
-  targets = rule.target
-  pieces = []
-  for target in (targets,) if isinstance(targets, str) else targets:
-    node = params
-    for part in target.format(*groups).split("/"):
-      node = node[int(part) if part.isdigit() else part]
-    pieces.append(np.asarray(node))
-  whole = np.concatenate(pieces)
-  return whole.T if rule.transposed else whole
+def _bits(weights):
+  return {
+    name: (x.dtype.name, x.shape, np.ascontiguousarray(x).tobytes())
+    for name, x in weights.items()
+  }
+
+
+@pytest.mark.parametrize("style", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", _CONFIGS)
+def test_there_and_back(tmp_path, bfloat16, kind, style):
+  """Hugging Face -> Orbax -> Hugging Face: fused and transposed, every bit."""
+  config = {**_CONFIGS[kind], "torch_dtype": style, "eos_token_id": [3, 5]}
+  weights = _weights(config, bfloat16 if style == "bfloat16" else np.float32)
+  source = _folder(tmp_path / "source", config, weights)
+  checkpoints.convert(source, tmp_path / "orbax")
+  checkpoints.convert(tmp_path / "orbax", tmp_path / "hf", to="hf")
+  checkpoints.convert(source, tmp_path / "straight", to="hf")
+  wanted = checkpoints.read(source)
+  for folder in (tmp_path / "hf", tmp_path / "straight"):
+    have = safetensors.numpy.load_file(folder / "model.safetensors")
+    assert _bits(have) == _bits(weights)
+    assert json.loads((folder / "config.json").read_text()) == config
+    again = checkpoints.read(folder)
+    assert (again.config, again.eos_token_ids) == (wanted.config, (3, 5))
+    _same(again.params, wanted.params)
 
 
 @pytest.mark.parametrize("kind", _CONFIGS)
-def test_the_table_read_backwards_gives_the_file(tmp_path, bfloat16, kind):
-  """Fused, transposed and offset weights lose no bit."""
-  config = _CONFIGS[kind]
-  weights = _weights(config, bfloat16)
-  params = checkpoints.read(_folder(tmp_path, config, weights)).params
-  rules = _hugging_face.rules_of(kind, config.get("tie_word_embeddings", True))
-  for name, value in weights.items():
-    back = _rebuilt(rules, params, name)
-    assert back.dtype == bfloat16
-    np.testing.assert_array_equal(
-      back.view(np.uint16), value.view(np.uint16), name
-    )
-  count = sum(x.size for x in jax.tree.leaves(params))
-  assert count == sum(value.size for value in weights.values())
+def test_a_written_config(tmp_path, kind):
+  """What a GGUF file needs: a config.json from the shape alone."""
+  (tmp_path / "config.json").write_text(json.dumps(_CONFIGS[kind]))
+  config = checkpoints.read_config(tmp_path)
+  says = _hugging_face_out.config_of(config, np.dtype(np.float32))
+  (tmp_path / "config.json").write_text(json.dumps(says))
+  assert checkpoints.read_config(tmp_path) == config
+  assert says["model_type"] == kind
+  # The pattern as a list, which says the same.
+  assert set(_CONFIGS[kind]) - {"sliding_window_pattern"} <= set(says)
+  if kind == "gpt2":
+    assert not {"hidden_size", "head_dim", "rope_theta"} & set(says)
+    assert says["activation_function"] == "gelu_new"
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3_text", "phi3", "gpt2"])
+@pytest.mark.parametrize("to", ["hf", "orbax"])
+def test_gguf_to_a_folder(tmp_path, kind, to):
+  """The converted model is the file's: its norms are 1 + w either way."""
+  config = _gguf_config(kind)
+  weights = _weights(config)
+  path = _write_gguf(tmp_path / "tiny.gguf", config, weights)
+  target = tmp_path / to
+  checkpoints.convert(path, target, to=to)
+  loaded, wanted = checkpoints.read(target), checkpoints.read(path)
+  gemma = kind.startswith("gemma")
+  offset = 1.0 if gemma else None
+  assert loaded.config == dataclasses.replace(wanted.config, norm_offset=offset)
+
+  def check(path, mine, theirs):
+    if gemma and "norm" in jax.tree_util.keystr(path):
+      mine = np.float32(1) + mine
+    np.testing.assert_array_equal(mine, theirs)
+
+  jax.tree_util.tree_map_with_path(check, loaded.params, wanted.params)
+  if to == "hf":
+    have = safetensors.numpy.load_file(target / "model.safetensors")
+    assert {k: x.shape for k, x in have.items()} == _shapes(config)
+
+
+def test_a_norm_that_is_not_one_more_than_any(tmp_path):
+  config = _gguf_config("gemma")
+  weights = _weights(config)
+  path = _write_gguf(tmp_path / "tiny.gguf", config, weights)
+  data = path.read_bytes()
+  have = (1 + weights["model.norm.weight"]).astype("<f4").tobytes()
+  assert data.count(have) == 1
+  # 0.1 needs more bits than 1 - 0.1 has in float32.
+  want = np.full(24, 0.1, "<f4").tobytes()
+  path.write_bytes(data.replace(have, want))
+  with pytest.raises(
+    ValueError, match=r"'output_norm.weight' holds 1 \+ w, and"
+  ):
+    checkpoints.convert(path, tmp_path / "hf", to="hf")
+  assert sorted(x.name for x in tmp_path.iterdir()) == ["tiny.gguf"]
 
 
 def _same(one, two):
@@ -488,6 +540,16 @@ def test_gemma3_with_vision(tmp_path, style):
   assert loaded.config == alone.config
   assert loaded.eos_token_ids == (1, 36)
   _same(loaded.params, alone.params)
+  # Written out again it is the text model alone.
+  checkpoints.convert(tmp_path / "both", tmp_path / "orbax")
+  checkpoints.convert(tmp_path / "orbax", tmp_path / "hf", to="hf")
+  written = safetensors.numpy.load_file(tmp_path / "hf" / "model.safetensors")
+  assert _bits(written) == _bits(weights)
+  says = json.loads((tmp_path / "hf" / "config.json").read_text())
+  assert says["model_type"] == "gemma3_text"
+  assert says["architectures"] == ["Gemma3ForCausalLM"]
+  again = checkpoints.read(tmp_path / "hf")
+  assert (again.config, again.eos_token_ids) == (alone.config, (1, 36))
 
 
 def test_a_fused_tensor_of_another_size(tmp_path):

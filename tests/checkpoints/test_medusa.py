@@ -5,11 +5,12 @@ import json
 import warnings
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
 
-from ldjax import checkpoints, models
+from ldjax import _base, checkpoints, models
 
 
 def _write(folder, heads, layers, config=None, shared=False, width=6, vocab=11):
@@ -114,6 +115,14 @@ def test_strictness(tmp_path, change, message):
     checkpoints.read_medusa(tmp_path)
 
 
+def test_values_that_are_not_finite(tmp_path):
+  tensors = _write(tmp_path, 2, 1)
+  tensors["1.0.linear.bias"][:2] = np.nan
+  safetensors.numpy.save_file(tensors, tmp_path / "medusa_lm_head.safetensors")
+  with pytest.warns(UserWarning, match=r"'1\.0\.linear\.bias' holds 2 values"):
+    checkpoints.read_medusa(tmp_path)
+
+
 def _vllm(folder, heads, layers, *, single, ids=None, bias=True, prefix=""):
   """vLLM's layout, by a loop of its own."""
   rng = np.random.default_rng(7)
@@ -174,6 +183,65 @@ def test_vllm_layout(tmp_path, single, ids, prefix):
     np.testing.assert_array_equal(value, tensors[prefix + name])
     assert value.dtype == tensors[prefix + name].dtype
   assert checkpoints.read_medusa(tmp_path / "b")[0] == config
+
+
+def _guess(tensors, head, feature, matrix):
+  """Logits of a head from the tensors by their names, in either layout."""
+  x = feature.astype(np.float64)
+  for layer in range(3):
+    for name in (f"{head}.{layer}.linear", f"blocks.{head}.layers.{layer}"):
+      if name + ".weight" in tensors:
+        y = tensors[name + ".weight"].astype(np.float64) @ x
+        y = y + tensors[name + ".bias"]
+        x = x + y / (1 + np.exp(-y))
+  for name in (f"{head}.1", f"{head}.2", f"lm_heads.{head}", "lm_head"):
+    matrix = tensors.get(name + ".weight", matrix)
+  return matrix @ x
+
+
+@pytest.mark.parametrize(
+  "write",
+  [
+    lambda folder: _write(folder, 3, 1),
+    lambda folder: _write(folder, 3, 2),
+    lambda folder: _write(folder, 3, 2, shared=True),
+    lambda folder: _vllm(folder, 3, 2, single=False),
+    lambda folder: _vllm(folder, 3, 1, single=True, ids=[7, 2, 10]),
+    lambda folder: _vllm(folder, 3, 1, single=False, ids=[7, 2, 10]),
+  ],
+  ids=["own", "layers", "shared", "vllm", "vllm-single", "vllm-part"],
+)
+def test_guesses_equal_numpy(tmp_path, write):
+  tensors = write(tmp_path)
+  config, params = checkpoints.read_medusa(tmp_path, vocab_size=11)
+  rng = np.random.default_rng(1)
+  matrix, feature = (
+    rng.normal(size=shape).astype(np.float32) for shape in ((11, 6), (6,))
+  )
+  fn, _ = models.functionalize_draft(config)
+  target = {
+    "embed_tokens": {"weight": np.ones((11, 6), np.float32)},
+    "lm_head": {"weight": jnp.asarray(matrix)},
+  }
+  params = models.borrow(config, params, target)
+  zero = jnp.zeros((1, 1), jnp.int32)
+  state = fn.observe(
+    params,
+    fn.init(params, 1),
+    _base.Observation(
+      rows=zero[0],
+      tokens=zero,
+      features=jnp.asarray(feature)[None, None],
+      positions=zero,
+      count=zero[0] + 1,
+    ),
+  )
+  carry, logits = fn.begin(params, state, zero[0])
+  for head in range(3):
+    want = _guess(tensors, head, feature, matrix)
+    np.testing.assert_allclose(logits[0, 0], want, rtol=0, atol=1e-4)
+    if head < 2:
+      carry, logits = fn.extend(params, state, carry, zero, zero + head)
 
 
 def test_vllm_without_biases(tmp_path):
@@ -245,6 +313,31 @@ def test_medusa_2_of_a_model_with_tensors_that_are_passed_over(
   assert checkpoints.has_medusa_heads(folder)
   config, _ = checkpoints.read_medusa(folder)
   assert config.num_heads == 2
+
+
+def test_to_our_format(tmp_path, make_tiny):
+  """Of a Medusa-2 folder, which is the model that its heads are for."""
+  tiny = make_tiny()
+  heads = _write(tmp_path / "heads", 2, 1, width=32, vocab=31)
+  added = {f"medusa_head.{name}": value for name, value in heads.items()}
+  whole = dataclasses.replace(tiny, weights={**tiny.weights, **added})
+  folder = whole.folder(tmp_path / "model")
+  checkpoints.convert(folder, tmp_path / "one", to="ldjax")
+  checkpoints.convert(
+    tmp_path / "heads", tmp_path / "two", to="ldjax", target=folder
+  )
+  target = checkpoints.read_config(folder)
+  _, params = checkpoints.read_medusa(tmp_path / "heads")
+  for name in ("one", "two"):
+    file = checkpoints.read_draft(tmp_path / name, target_config=target)
+    assert file.target == "model"
+    jax.tree.map(np.testing.assert_array_equal, file.params, params)
+    # And back, as any draft of ours.
+    checkpoints.convert(tmp_path / name, tmp_path / f"{name}-out", to="medusa")
+    back = safetensors.numpy.load_file(
+      tmp_path / f"{name}-out" / "medusa_lm_head.safetensors"
+    )
+    jax.tree.map(np.testing.assert_array_equal, back, heads)
 
 
 @pytest.mark.parametrize("shared", [False, True])

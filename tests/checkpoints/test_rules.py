@@ -59,6 +59,24 @@ def test_no_weight_is_read_before_all_is_checked():
     _rules.plan(_RULES, [bad], _WANTED)
 
 
+@pytest.mark.parametrize("size", [0, 1, 65_536, 131_101])
+def test_what_is_not_finite_is_counted(bfloat16, size):
+  rng = np.random.default_rng(size)
+  for dtype in (np.float32, bfloat16, np.float16):
+    array = rng.standard_normal(size).astype(dtype)
+    # The largest, the least and both zeros are finite.
+    some = (np.finfo(np.float16).max, 6e-8, 0.0, -0.0)
+    array[:4] = np.array(some, dtype)[:size]
+    assert _rules.count_not_finite(array) == 0
+    bad = rng.choice(size, min(size, 7), replace=False)
+    array[bad] = rng.choice(np.array([np.nan, np.inf, -np.inf, -np.nan]), 7)[
+      : len(bad)
+    ].astype(dtype)
+    assert _rules.count_not_finite(array) == len(bad)
+    table = array.reshape(1, -1).T
+    assert _rules.count_not_finite(table) == len(bad)
+
+
 @pytest.mark.parametrize(
   "rules",
   [

@@ -78,6 +78,31 @@ def test_what_is_refused(tiny, tiny_heads, tmp_path):
     bench.make_methods(tiny, ["medusa2"])
 
 
+def test_as_a_way_to_load(tiny_folder, tiny_heads, monkeypatch):
+  model = ldjax.load(tiny_folder, compat="medusa2", draft=tiny_heads)
+  assert model.preallocates
+  assert model.draft_name == f"medusa2 ({tiny_heads})"
+  tree = decoding.TokenTree.medusa("mc_sim_7b_63").cut(2)
+  assert [rung.draft.size for rung in model.ladder] == [tree.size]
+  chain = ldjax.load(
+    tiny_folder, compat="medusa2", draft=tiny_heads, tree="chain:1"
+  )
+  assert chain.draft.size == 2
+  monkeypatch.setattr(checkpoints, "read", None)  # no weights are read
+  for options, message in (
+    ({"compat": "medusa1"}, "compat is 'medusa1'; known are 'medusa2'"),
+    ({"draft": "ngram"}, "with Medusa heads, but draft is 'ngram'"),
+    ({"draft": None}, "with Medusa heads, but draft is None"),
+    ({"draft": tiny_folder}, "holds no heads"),
+    ({"draft": "auto"}, "no Medusa heads come with ldjax for"),
+    ({"mesh": jax.make_mesh((1,), ("data",))}, "leave out mesh"),
+  ):
+    with pytest.raises(ValueError, match=message):
+      ldjax.load(tiny_folder, **{"compat": "medusa2", **options})
+  with pytest.raises(FileNotFoundError, match="nowhere"):
+    ldjax.load(tiny_folder, compat="medusa2", draft="nowhere")
+
+
 def test_as_a_method_of_the_benchmark(tiny, tiny_heads):
   made = bench.make_methods(tiny, ["autoregressive", f"medusa2:{tiny_heads}"])
   assert list(made) == ["autoregressive", "medusa2"]
@@ -202,6 +227,8 @@ def test_a_folder_of_both(tiny_folder, tiny_heads, tmp_path):
   want = ldjax.generate(plain, "hello", max_new_tokens=20)
   assert one.tokens == want.tokens
   theirs = contrib.as_medusa2(plain, folder)
-  two = ldjax.generate(theirs, "hello", max_new_tokens=20)
-  assert two.tokens == want.tokens
-  assert two.mean_accepted > 1
+  for each in (theirs, ldjax.load(folder, compat="medusa2")):
+    assert each.draft.size == tree.size
+    two = ldjax.generate(each, "hello", max_new_tokens=20)
+    assert two.tokens == want.tokens
+    assert two.mean_accepted > 1

@@ -83,6 +83,20 @@ def eagle3():
   }
 
 
+def medusa():
+  """The head of depth d turns the feature's token d + 2 times."""
+  config = models.MedusaConfig(
+    num_heads=D, num_layers=1, hidden_size=E, vocab_size=V
+  )
+  weights, turned = {}, NEXT
+  for d in range(D):
+    turned = NEXT[turned]
+    matrix = np.zeros((V, E), np.float32)
+    matrix[turned, np.arange(V)] = 20
+    weights[f"heads.{d}.lm_head.weight"] = matrix
+  return config, weights
+
+
 def hydra():
   """Each head reads the last token."""
   config = models.HydraMlpConfig(
@@ -102,6 +116,7 @@ def hydra():
     eagle3,
     pytest.param(eagle, marks=pytest.mark.slow),
     pytest.param(hydra, marks=pytest.mark.slow),
+    pytest.param(medusa, marks=pytest.mark.slow),
   ],
 )
 def test_right_for_ever(toy, make):

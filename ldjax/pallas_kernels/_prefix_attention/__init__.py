@@ -1,14 +1,148 @@
 """Attention of query rows over a paged prefix."""
 
+import functools
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
 import chex
 import jax
+from jax import lax
 
 from ldjax import _base, typing
-from ldjax.pallas_kernels._prefix_attention import _xla
+from ldjax.pallas_kernels import _blocks, _limits
+from ldjax.pallas_kernels._prefix_attention import _mosaic_tpu, _xla
 
 __all__ = ["prefix_attention"]
 
 Array = typing.Array
+
+
+def _problem(query: Array, pages: _base.KV) -> dict[str, Any]:
+  return {
+    "dtype": query.dtype.name,
+    "page_dtype": pages.dtype.name,
+    "head_dim": query.shape[-1],
+    "page_size": pages.shape[2],
+  }
+
+
+# Traced once a shape, not once a layer.
+_TPU = jax.jit(
+  _mosaic_tpu.prefix_attention, static_argnames=("scale", "soft_cap", "blocks")
+)
+
+
+def _tpu(
+  query: Array,
+  pages: _base.KV,
+  *rest: Any,
+  blocks: _blocks.PrefixBlocks | None,
+  **settings: Any,
+) -> tuple[Array, Array]:
+  kv_heads = pages.shape[1]
+  problem = _blocks.PrefixProblem(
+    head_dim=query.shape[-1],
+    kv_heads=kv_heads,
+    page_size=pages.shape[2],
+    rows=query.shape[1] * query.shape[2] // kv_heads,
+    query_dtype=query.dtype.name,
+    page_dtype=pages.dtype.name,
+  )
+  sizes = _blocks.choose_prefix(problem, "tpu", blocks)
+  return _TPU(query, pages, *rest, blocks=sizes, **settings)
+
+
+def _gpu(
+  *arrays: Any, blocks: _blocks.PrefixBlocks | None, **settings: Any
+) -> tuple[Array, Array]:
+  # Imported when it is wanted: it takes a while, and on jax 0.10 more packages.
+  from ldjax.pallas_kernels._prefix_attention import _mosaic_gpu
+
+  del blocks  # its steps have the one size that fits
+  return _mosaic_gpu.compiled(*arrays, **settings)
+
+
+_KERNELS: dict[str, Callable[..., tuple[Array, Array]]] = {
+  "mosaic_tpu": _tpu,
+  "mosaic_gpu": _gpu,
+}
+
+
+def _has_other_gpu() -> bool:
+  """Whether a GPU is here that is no Hopper; without any, one is aimed at."""
+  if jax.default_backend() != "gpu":
+    return False
+  return any(
+    getattr(device, "compute_capability", None) != "9.0"
+    for device in jax.local_devices()
+  )
+
+
+def _best(query: Array, pages: _base.KV) -> tuple[tuple[str, str], ...]:
+  """(platform, kernel chosen for it); the others take XLA."""
+  problem = _problem(query, pages)
+  found = []
+  for name in _KERNELS:
+    entry = _limits.limits("prefix_attention", name)
+    if _limits.refusals(entry, **problem) or not _limits.chosen(
+      entry, head_dim=problem["head_dim"], page_size=problem["page_size"]
+    ):
+      continue
+    if entry.platform == "cuda" and _has_other_gpu():
+      continue
+    found.append((entry.platform, name))
+  return tuple(found)
+
+
+Attend: TypeAlias = Callable[..., tuple[Array, Array]]
+"""(query, pages, block_table, length, start or None) -> what is returned."""
+
+
+# Each made once for its settings, so that JAX finds what it traced before.
+@functools.lru_cache(maxsize=256)
+def _plain(**settings: Any) -> Attend:
+  def plain(query, pages, block_table, length, start):
+    return _xla.prefix_attention(
+      query, pages, block_table, length, start=start, **settings
+    )
+
+  return plain
+
+
+@functools.lru_cache(maxsize=256)
+def _kernel(name: str, **settings: Any) -> Attend:
+  # Under vmap one after the other: a batched block table is no prefetch.
+  @jax.custom_batching.sequential_vmap
+  def kernel(query, pages, block_table, length, start):
+    return _KERNELS[name](
+      query, pages, block_table, length, start=start, **settings
+    )
+
+  return kernel
+
+
+@functools.lru_cache(maxsize=256)
+def _by_platform(
+  names: tuple[tuple[str, str], ...],
+  *,
+  blocks: _blocks.PrefixBlocks | None,
+  **settings: Any,
+) -> Attend:
+  plain = _plain(**settings)
+  kernels = {
+    platform: _kernel(name, blocks=blocks, **settings)
+    for platform, name in names
+  }
+
+  @jax.custom_jvp
+  def attend(*arrays):
+    return lax.platform_dependent(*arrays, default=plain, **kernels)
+
+  @attend.defjvp
+  def _(primals, tangents):
+    return jax.jvp(plain, primals, tangents)
+
+  return attend
 
 
 def prefix_attention(
@@ -20,6 +154,8 @@ def prefix_attention(
   scale: float,
   start: Array | None = None,
   soft_cap: float | None = None,
+  implementation: str | None = None,
+  blocks: _blocks.PrefixBlocks | None = None,
 ) -> tuple[Array, Array]:
   """Attends T queries of each row to the row's committed prefix.
 
@@ -40,11 +176,21 @@ def prefix_attention(
       nothing for that row, NaN included, and costs nothing beyond its page.
     soft_cap: scaled scores s become soft_cap * tanh(s / soft_cap); None for no
       cap.
+    implementation: None for the best that the device it is compiled for has,
+      which is "xla" where no kernel fits; or "xla", "mosaic_tpu",
+      "mosaic_gpu". See `LIMITS` for what each takes.
+    blocks: sizes of a step of "mosaic_tpu", the only one that has a choice;
+      None for those that `ldjax tune-kernels` measured on this kind of device,
+      or else a guess. The result does not depend on them.
 
   Returns:
     Output [R, T, N, H] and log-sum-exp of the scores [R, T, N], both float32.
     A query that sees nothing (a row of length 0, a start at or past the
     length) gives output 0 and log-sum-exp -inf.
+
+  Raises:
+    ValueError: for heads that do not divide, and for a named implementation
+      that can't do this, with the reason. It is never replaced in silence.
 
   Example:
     >>> import jax.numpy as jnp
@@ -73,12 +219,14 @@ def prefix_attention(
     raise ValueError(
       f"{heads} query heads are no multiple of {kv_heads} key/value heads"
     )
-  return _xla.prefix_attention(
-    query,
-    pages,
-    block_table,
-    length,
-    scale=scale,
-    start=start,
-    soft_cap=soft_cap,
-  )
+  if implementation is not None:
+    entry = _limits.limits("prefix_attention", implementation)
+    _limits.check(entry, **_problem(query, pages))
+  arrays = (query, pages, block_table, length, start)
+  settings: dict[str, Any] = {"scale": scale, "soft_cap": soft_cap}
+  if implementation == "xla":
+    return _plain(**settings)(*arrays)
+  if implementation is not None:
+    return _kernel(implementation, blocks=blocks, **settings)(*arrays)
+  names = _best(query, pages)
+  return _by_platform(names, blocks=blocks, **settings)(*arrays)

@@ -88,6 +88,7 @@ def tree_attention(
   scale: float,
   start: Array | None = None,
   soft_cap: float | None = None,
+  implementation: str | None = None,
 ) -> Array:
   """Attends each tree node to the committed prefix and to its ancestors.
 
@@ -103,6 +104,7 @@ def tree_attention(
     start: [R, T] int32, the first position of the prefix that each node sees,
       see `window_mask`; None for position 0.
     soft_cap: of the scaled scores, see `prefix_attention`.
+    implementation: of the part over the prefix, see `prefix_attention`.
 
   Returns:
     [R, T, N, H] in the query's dtype.
@@ -136,6 +138,7 @@ def tree_attention(
     scale=scale,
     start=start,
     soft_cap=soft_cap,
+    implementation=implementation,
   )
   dtype = query.dtype
   precision = (
