@@ -47,15 +47,25 @@ class CacheView(NamedTuple):
   """What a forward pass may read of a cache: the committed prefix.
 
   Position s of row r lives in slot `s % Z` of page `block_table[r, s // Z]`
-  of every layer; positions at or past `length[r]` are garbage.
+  of every layer; positions at or past `length[r]` are garbage. Where layers
+  have a window, each layer has a table of its own: `table(layer)` is right for
+  any cache. Entries of positions that no token sees any more are out of range
+  as well.
   """
 
   pages: tuple[KV, ...]
   """L layers [P, K, Z, 2H]: keys, then values, on the last axis."""
-  block_table: Array
-  """[R, M] int32; entries past the live pages are out of range."""
+  block_table: Array | tuple[Array, ...]
+  """[R, M] int32, or L of them; entries past the live pages are out of
+  range."""
   length: Array
   """[R] int32, committed positions."""
+
+  def table(self, layer: int) -> Array:
+    """The block table [R, M] of a layer."""
+    if isinstance(self.block_table, tuple):
+      return self.block_table[layer]
+    return self.block_table
 
 
 class Cache(Protocol):

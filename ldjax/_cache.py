@@ -2,11 +2,14 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 
 from ldjax import memory, models
+
+Cache: TypeAlias = memory.PagedKVCache | memory.GroupedKVCache
+"""What `generate` works on."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -17,8 +20,11 @@ def cache_factory(
   page_size: int = 16,
   num_pages: int | None = None,
   dtype: Any = jnp.float32,
-) -> Callable[[int], memory.PagedKVCache]:
-  """Returns batch -> empty paged cache; the same one for the same arguments.
+) -> Callable[[int], Cache]:
+  """Returns batch -> empty cache; the same one for the same arguments.
+
+  A `PagedKVCache`, or a `GroupedKVCache` where layers have a window that spans
+  fewer pages than a whole row.
 
   Args:
     config: of the target.
@@ -43,17 +49,26 @@ def cache_factory(
       f"max_len is {max_len}, but the model has learned {limit} positions; give"
       " at most that"
     )
+  windows = memory.kept_windows(
+    tuple(map(config.window, range(config.num_layers))), max_len, page_size
+  )
   return functools.partial(
     _create_cache,
+    windows=windows,
     max_len=max_len,
     page_size=page_size,
     num_pages=num_pages,
-    num_layers=config.num_layers,
     num_kv_heads=config.num_kv_heads,
     head_dim=config.head_dim,
     dtype=dtype,
   )
 
 
-def _create_cache(batch: int, **sizes: Any) -> memory.PagedKVCache:
-  return memory.PagedKVCache.create(batch=batch, **sizes)
+def _create_cache(
+  batch: int, *, windows: tuple[int | None, ...], **sizes: Any
+) -> Cache:
+  if any(windows):
+    return memory.GroupedKVCache.create(batch=batch, windows=windows, **sizes)
+  return memory.PagedKVCache.create(
+    batch=batch, num_layers=len(windows), **sizes
+  )

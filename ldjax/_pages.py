@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ldjax import _row, assemble, decoding, memory, typing
+from ldjax import _cache, _row, assemble, decoding, memory, typing
 
 Array = typing.Array
 
@@ -41,8 +41,8 @@ class MemoryCounts:
 
 @functools.lru_cache(maxsize=64)
 def _smaller(
-  init_cache: Callable[..., memory.PagedKVCache], num_pages: int
-) -> Callable[[int], memory.PagedKVCache]:
+  init_cache: Callable[..., _cache.Cache], num_pages: int
+) -> Callable[[int], _cache.Cache]:
   # The same function each time, so that what was compiled for it is found.
   return functools.partial(init_cache, num_pages=num_pages)
 
@@ -81,7 +81,7 @@ class Pages:
     self._whole = self._most = batch * row_pages
     if model.num_pages is not None:
       self._most = min(self._most, model.num_pages)
-    self.other_cache: Callable[[int], memory.PagedKVCache] | None = None
+    self.other_cache: Callable[[int], _cache.Cache] | None = None
     """Makes the cache to begin with, unless the model's own does."""
     if model.initial_pages is None:
       self._pages = model.num_pages or self._most
@@ -93,7 +93,9 @@ class Pages:
     self._row_pages = row_pages
     one = jax.eval_shape(functools.partial(model.init_cache, 1))
     dtype = one.pages[0].dtype
-    self._page_bytes = one.page_bytes
+    self._held_bytes = one.held_bytes
+    # A page that scrolls out of a window can't begin another prompt.
+    share = share and isinstance(one, memory.PagedKVCache)
     self._eight_bits = dtype.itemsize == 1
     self._index: memory.PrefixIndex | None = None
     if share and not model.preallocates and not model.draft.observes_all:
@@ -117,8 +119,7 @@ class Pages:
       lengths: tokens of each, of which the last one is pending.
     """
     whole = self._model.max_len if self._model.preallocates else 0
-    pages = sum(-(-max(n - 1, whole) // self._size) for n in lengths)
-    return pages * self._page_bytes
+    return sum(self._held_bytes(max(n - 1, whole)) for n in lengths)
 
   def _padded(self, pages: Sequence[int]) -> np.ndarray:
     table = self._table.copy()
@@ -210,6 +211,8 @@ class Pages:
 
   def forget(self, state: Any) -> Any:
     """Drops every prefix page that no row holds."""
+    if self._index is None:
+      return state
     references = np.asarray(state.cache.pool.references)
     return self._drop(state, len(references), references)
 
@@ -314,7 +317,7 @@ class Pages:
     before = state.cache.page_bytes
     cache, error = state.cache.quantize("int8")
     state = state.replace(cache=cache)
-    self._page_bytes = cache.page_bytes
+    self._held_bytes = jax.eval_shape(lambda x: x, cache).held_bytes
     size = min(self._pages * before // cache.page_bytes, self._whole)
     line = (
       f"Rows need more than {self._pages} pages: the cache becomes int8"

@@ -145,9 +145,9 @@ def state_shardings(state: Any, mesh: Mesh) -> Any:
   """How the state of B rows lies on a mesh.
 
   Whatever has a leading axis of B is split by rows over "data", if that
-  divides B. The pool is one pool for all rows: its pages [P, K, Z, 2H] are
-  split over "tensor" by K, if that divides K, and are the same on every device
-  along "data".
+  divides B. The pool is one pool for all rows: its pages [P, K, Z, 2H], and
+  those of windows, are split over "tensor" by K, if that divides K, and are the
+  same on every device along "data".
 
   Args:
     state: a `DecodeState`, of arrays or shapes.
@@ -159,13 +159,13 @@ def state_shardings(state: Any, mesh: Mesh) -> Any:
   batch = state.length.shape[0]
 
   def sharding(path: Any, leaf: Any) -> NamedSharding:
-    within = [getattr(key, "name", None) for key in path[:2]]
+    names = [getattr(key, "name", None) for key in path]
     spec = PartitionSpec()
-    if within == ["cache", "pages"]:
+    if names[0] == "cache" and "pages" in names:
       if axis := _axis(mesh, "tensor", leaf.shape[1]):
         spec = PartitionSpec(None, axis)
     elif (
-      within != ["cache", "pool"]
+      not (names[0] == "cache" and "pool" in names)
       and leaf.shape[:1] == (batch,)
       and (axis := _axis(mesh, "data", batch))
     ):

@@ -66,7 +66,7 @@ class LanguageModel:
   """The rung that stands for the draft where one is wanted."""
   fallback: decoding.Decoder
   """Decodes with a root-only tree, on the same state."""
-  init_cache: Callable[[int], memory.PagedKVCache]
+  init_cache: Callable[[int], _cache.Cache]
   """batch -> empty cache."""
   eos_token_ids: tuple[int, ...]
   """Every id that the checkpoint or its tokenizer names as an end."""
@@ -257,7 +257,10 @@ def load(
   weights = decoding.DecoderParams(
     checkpoint.params, _drafts.borrow(drafts, checkpoint.params)
   )
-  if num_pages is None or initial_pages is not None:
+  if not page_bytes:
+    # Every layer has a window: a row's pages are its own, and fixed.
+    initial_pages = num_pages = None
+  elif num_pages is None or initial_pages is not None:
     initial_pages, num_pages = memory.pool_limits(
       initial_pages=(
         3 * -(-max_len // page_size) if initial_pages is None else initial_pages

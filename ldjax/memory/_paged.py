@@ -106,6 +106,10 @@ class PagedKVCache:
       for x in jax.tree.leaves(self.pages)
     )
 
+  def held_bytes(self, positions: int) -> int:
+    """Bytes of the pages that a row of so many positions holds."""
+    return -(-positions // self.page_size) * self.page_bytes
+
   def view(self, rows: Array | None = None) -> _base.CacheView:
     """Returns what a forward pass over `rows` [R] (default: all) reads."""
     if rows is None:

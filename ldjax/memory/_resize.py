@@ -7,10 +7,10 @@ import jax
 import numpy as np
 
 from ldjax import typing
-from ldjax.memory import _paged
+from ldjax.memory import _grouped, _paged
 
 Array = typing.Array
-Cache = TypeVar("Cache", bound=_paged.PagedKVCache)
+Cache = TypeVar("Cache", _paged.PagedKVCache, _grouped.GroupedKVCache)
 
 
 @jax.jit
@@ -28,7 +28,8 @@ def resize(cache: Cache, num_pages: int) -> tuple[Cache, np.ndarray]:
   those that a smaller pool has not: they move to free ones.
 
   Args:
-    cache: with arrays, not under `jit`.
+    cache: with arrays, not under `jit`. Of a `GroupedKVCache` the layers
+      without a window are meant.
     num_pages: P of the new pool.
 
   Returns:
@@ -48,6 +49,14 @@ def resize(cache: Cache, num_pages: int) -> tuple[Cache, np.ndarray]:
     >>> cache.pages[0].shape, moved.tolist()
     ((5, 1, 4, 4), [0, 1])
   """
+  if isinstance(cache, _grouped.GroupedKVCache):
+    if cache.full is None:
+      raise ValueError(
+        "every layer of this cache has a window: its pages are as many as its"
+        " rows can hold, and cannot be more or fewer"
+      )
+    full, moved = resize(cache.full, num_pages)
+    return dataclasses.replace(cache, full=full), moved
   references, table = jax.device_get((cache.pool.references, cache.block_table))
   before = references.shape[0]
   held = np.flatnonzero(references)

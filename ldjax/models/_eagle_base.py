@@ -298,7 +298,7 @@ class EagleHeads(_heads.Heads):
       query,
       entered,
       view.pages[0],
-      view.block_table,
+      view.table(0),
       view.length,
       pallas_kernels.ancestor_mask(parents),
       scale=self.config.head_dim**-0.5,

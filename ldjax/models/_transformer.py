@@ -205,7 +205,7 @@ class Transformer(nnx.Module):
         mask,
         start,
         view.pages[index],
-        view.block_table,
+        view.table(index),
         view.length,
       )
       block_kv.append(kv)
