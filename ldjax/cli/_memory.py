@@ -38,6 +38,9 @@ def report(
   max_len: Annotated[
     int, typer.Option(min=2, help="Tokens of the longest sequence.")
   ] = 2048,
+  batch_size: Annotated[
+    int, typer.Option(min=1, help="Sequences that run together.")
+  ] = 8,
   page_size: Annotated[int, typer.Option(min=2, help="Positions a page.")] = 16,
   dtype: Annotated[
     str | None,
@@ -66,12 +69,11 @@ def report(
     found = memory.memory_report(
       budget_bytes=memory.parse_budget(budget, memory.device_memory()),
       parameter_bytes=contents.parameters * weights.itemsize,
+      sequence_bytes=cache.held_bytes(max_len),
       page_bytes=cache.page_bytes,
-      page_size=page_size,
-      max_len=max_len,
     )
     if as_json:
-      print(json.dumps(found._asdict() | {"positions": found.positions}))
+      print(json.dumps(found._asdict()))
       return
     table = rich.table.Table(title=rich.text.Text(f"{model} in {budget}"))
     table.add_column("what")
@@ -83,17 +85,18 @@ def report(
         f"a page of {page_size} positions ({held.name})",
         _size(found.page_bytes),
       ),
-      ("pages", f"{found.pages:,}"),
-      ("positions", f"{found.positions:,}"),
+      ("pages that fit", f"{found.pages:,}"),
       (f"a sequence of {max_len} tokens", _size(found.sequence_bytes)),
-      (f"sequences of {max_len} tokens", f"{found.sequences:,}"),
+      (f"{batch_size} of them", _size(batch_size * found.sequence_bytes)),
+      (f"sequences of {max_len} tokens that fit", f"{found.sequences:,}"),
     ):
       table.add_row(name, value)
     rich.console.Console().print(table)
-    if not found.sequences:
+    if found.sequences < batch_size:
       _console.say(
-        "Not one such sequence fits: give a larger budget, a smaller"
-        " max-len, or --cache-dtype int8"
+        f"Not all {batch_size} fit at that length: shorter ones still may, and"
+        " rows give way where they do not; or give a larger budget, a smaller"
+        " batch, or --cache-dtype int8"
       )
 
 

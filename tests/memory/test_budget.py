@@ -60,19 +60,25 @@ def test_the_devices_memory():
 
 @pytest.mark.parametrize(
   ("budget", "pages", "sequences"),
-  # Weights of 400; sequences of 30 positions take 8 pages of 10 bytes.
+  # Weights of 400; a sequence takes 8 pages of 10 bytes.
   [(1000, 60, 7), (480, 8, 1), (479, 7, 0), (400, 0, 0), (10, 0, 0)],
 )
 def test_report(budget, pages, sequences):
   found = memory.memory_report(
     budget_bytes=budget,
     parameter_bytes=400,
+    sequence_bytes=80,
     page_bytes=10,
-    page_size=4,
-    max_len=30,
   )
   assert (found.pages, found.sequences) == (pages, sequences)
-  assert (found.positions, found.sequence_bytes) == (4 * pages, 80)
+
+
+def test_report_without_a_pool():
+  sizes = {"parameter_bytes": 1, "sequence_bytes": 3, "page_bytes": 0}
+  found = memory.memory_report(budget_bytes=10, **sizes)
+  assert (found.pages, found.sequences) == (0, 3)
+  with pytest.raises(ValueError, match="sequence_bytes is 0"):
+    memory.memory_report(budget_bytes=10, **sizes | {"sequence_bytes": 0})
 
 
 @pytest.mark.parametrize(
