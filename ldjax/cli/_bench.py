@@ -90,8 +90,9 @@ def bench(
     return
   with _console.reported_errors():
     if prompts is None:
-      raise ValueError(
-        "no prompts: give --prompts FILE, for example examples/prompts.jsonl"
+      raise typer.BadParameter(
+        "give a file, for example examples/prompts.jsonl",
+        param_hint="--prompts",
       )
     settings = _settings.Settings(
       max_new_tokens=max_new_tokens,

@@ -74,4 +74,5 @@ def test_bench(run, tiny_folder, tmp_path):
 def test_bench_without_prompts(run):
   result = run("bench")
   assert result.exit_code == 2
-  assert "no prompts: give --prompts FILE" in result.stderr
+  assert "Usage" in result.stderr
+  assert "--prompts: give a file" in result.stderr
