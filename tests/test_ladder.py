@@ -68,6 +68,7 @@ def test_changing_rungs_change_no_token(
     np.testing.assert_allclose(one.logprobs, two.logprobs, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_rungs_share_a_state_of_heads(tiny, tiny_heads, tiny_plain, restless):
   model = ldjax.with_draft(tiny, tiny_heads)
   assert [rung.draft.size for rung in model.ladder] == [1, 2, 3]

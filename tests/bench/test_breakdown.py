@@ -5,6 +5,7 @@ import pytest
 from ldjax import bench
 
 
+@pytest.mark.slow
 def test_parts_are_there(tiny_medusa):
   parts = bench.breakdown(tiny_medusa, "hello", rounds=3)
   assert set(parts) == {

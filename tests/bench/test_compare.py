@@ -223,6 +223,7 @@ class TestCompare:
     assert fast["tokens_per_second"] == pytest.approx(12 / (4 / 20 + 4 / 60))
     assert fast["speedup"] == statistics.median([2.0, 1.5])
 
+  @pytest.mark.slow
   def test_batches(self, tiny):
     methods = bench.make_methods(tiny, ["autoregressive", "ldjax"])
     report = bench.compare(methods, PROMPTS, batch_size=2, max_new_tokens=6)

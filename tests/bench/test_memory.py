@@ -17,6 +17,7 @@ def report(tiny_folder):
   return model, trace, found
 
 
+@pytest.mark.slow
 def test_every_token_is_made(report):
   _, trace, found = report
   assert found["new_tokens"] == sum(entry.new_tokens for entry in trace)
@@ -25,6 +26,7 @@ def test_every_token_is_made(report):
     assert found[run]["steps"] * 16 >= found["new_tokens"]
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_arrays(report):
   model, trace, found = report
   longest = max(map(sum, trace))
@@ -36,6 +38,7 @@ def test_bytes_are_those_of_arrays(report):
   assert found["peak_reduction"] == 1 - found["same_work"]["bytes"] / whole
 
 
+@pytest.mark.slow
 def test_pages_save(report):
   _, _, found = report
   assert found["same_work"]["preempted"] == 0

@@ -151,6 +151,7 @@ def _configs(shared_data):
   return sorted(file.parent for file in files)
 
 
+@pytest.mark.slow
 def test_the_table_of_the_guide(shared_data):
   """Every configuration is in it, with what is said of it here."""
   rows = {}

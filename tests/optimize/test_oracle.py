@@ -77,6 +77,7 @@ def test_rates_and_texts_do_not_compile_again():
   assert propose._cache_size() == 1
 
 
+@pytest.mark.slow
 def test_tokens_a_round_are_the_formula_s():
   tiny = testing.tiny_model(max_len=400)
   prompts = [[1 + i, 2, 3] for i in range(4)]

@@ -122,6 +122,7 @@ def test_one_group_in_five_is_sampled(small, write_corpus, tmp_path):
     np.testing.assert_array_equal(texts[name].tokens, want)
 
 
+@pytest.mark.slow
 def test_the_model_asks_itself(small, tmp_path):
   corpus = training.Corpus(tmp_path)
   frame = training.ChatFrame([1, 2], [4, 5, 6])

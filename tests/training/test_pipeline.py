@@ -55,6 +55,7 @@ def test_training_raises_mean_accepted(tiny_plain, texts, kind, tmp_path):
   assert file.calibration["acceptance"] == report["acceptance"]
 
 
+@pytest.mark.slow
 def test_more_texts_do_not_change_the_vocabulary(tiny_plain, tmp_path):
   config = training.draft_config(
     "recurrent", tiny_plain.config, vocab_size=20, depth=2
