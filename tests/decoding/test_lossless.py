@@ -238,13 +238,12 @@ def test_narrow_cache(toy, cache_dtype, name):
       assert got == [want[row] for row in rows]
 
 
-def test_an_int8_cache_is_lossless_within_itself(toy, tiny):
+def test_an_int8_cache_is_lossless_within_itself(toy):
   int8 = testing.tiny_model(max_len=36, cache_dtype="int8")
-  plain, _ = _decode(toy, int8, decoding.root_only(), (), SETTINGS[2])
+  plain, state = _decode(toy, int8, decoding.root_only(), (), SETTINGS[2])
+  assert all(layer.dtype == jnp.int8 for layer in state.cache.pages)
   draft = testing.random_tree_draft(13, 4, 31)
   assert _decode(toy, int8, draft, (), SETTINGS[2])[0] == plain
-  # It is another text than a float cache gives, so it was quantised.
-  assert plain != _oracle(toy, tiny, 2)
 
 
 @pytest.mark.slow
