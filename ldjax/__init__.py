@@ -20,6 +20,7 @@ from ldjax._convert import convert
 from ldjax._generate import Stream, generate, stream
 from ldjax._generation import Generation
 from ldjax._load import load
+from ldjax._pages import MemoryCounts
 from ldjax._request import encode_prompt
 from ldjax._serve import Server, ServerStats, serve
 from ldjax._settings import Settings
@@ -30,6 +31,7 @@ from ldjax.assemble import LanguageModel, Rung, parse_tree, with_draft
 __all__ = [
   "Generation",
   "LanguageModel",
+  "MemoryCounts",
   "RoundView",
   "Rung",
   "Server",

@@ -149,7 +149,7 @@ def generate(
   batch = batch_for(
     sum(request.max_new_tokens > 0 for request in flat), batch_size
   )
-  engine = _engine.Engine(model, batch, progress)
+  engine = _engine.Engine(model, batch, progress, share=len(flat) > 1)
   ended: dict[int, _generation.Generation] = {}
   try:
     for request in flat:

@@ -156,9 +156,11 @@ class Pages:
     """
     if self.ample:
       return state, True
-    # Each running row will need a page before long; one that began without
-    # regard to it would soon have to give its own back.
-    needed = -(-len(tokens) // self._size) + running
+    needed = -(-len(tokens) // self._size)
+    if self._pages < self._whole:
+      # Each running row will need a page before long; one that began without
+      # regard to it would soon have to give its own back.
+      needed += running
     if not shares:
       return self.make_room(state, needed)
     return self.make_room(state, needed - len(self._match(tokens)), tokens)

@@ -18,6 +18,7 @@ from typing import Any, Self
 from ldjax import (
   _engine,
   _generation,
+  _pages,
   _request,
   _row,
   _settings,
@@ -71,6 +72,8 @@ class ServerStats:
   """Seconds that a finished request waited for a row, on average."""
   max_wait_s: float
   """The most that one waited."""
+  memory: _pages.MemoryCounts
+  """What was done about memory."""
   mean_rows_in_use: float
   """Rows that ran in a round, on average."""
 
@@ -216,6 +219,7 @@ class Server(Iterator[_ticket.Ticket], AsyncIterator[_ticket.Ticket]):
       tokens_per_second=total.tokens / total.busy_s if total.busy_s else 0.0,
       mean_wait_s=total.waited_s / total.finished if total.finished else 0.0,
       max_wait_s=total.longest_wait_s,
+      memory=dataclasses.replace(engine.memory_counts),
       mean_rows_in_use=(
         engine.row_steps / engine.steps if engine.steps else 0.0
       ),

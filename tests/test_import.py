@@ -25,7 +25,8 @@ if {{everything}}:
   names += sorted(
     module.name
     for module in pkgutil.walk_packages(ldjax.__path__, "ldjax.")
-    if not module.name.endswith("__main__")
+    # JAX's Mosaic GPU sets a variable; ldjax imports it when it is used.
+    if not module.name.endswith(("__main__", "_mosaic_gpu"))
   )
 for name in names:
   importlib.import_module(name)

@@ -19,7 +19,9 @@ def _default(parameter: Any) -> str:
 
 
 def _rows(command: str) -> list[tuple[str, str, str]]:
-  found = typer.main.get_command(cli.app).commands[command]  # type: ignore[attr-defined]
+  found: Any = typer.main.get_command(cli.app)
+  for word in command.split():
+    found = found.commands[word]
   rows = [("option", "default", "what it does")]
   for parameter in found.params:
     if parameter.name == "help":
@@ -38,6 +40,7 @@ class CommandOptions(docutils.SphinxDirective):
   """Lists the arguments and options of one of ldjax's commands."""
 
   required_arguments = 1
+  final_argument_whitespace = True
 
   def run(self) -> list[nodes.Node]:
     rows = _rows(self.arguments[0])

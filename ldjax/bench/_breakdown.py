@@ -250,7 +250,7 @@ def _time_steps(
 def _time_rounds(
   model: assemble.LanguageModel, request: _request.Request, rounds: int
 ) -> float:
-  engine = _engine.Engine(model, 1)
+  engine = _engine.Engine(model, 1, share=False)
   engine.submit(request)
   try:
     engine.advance()  # the prefill

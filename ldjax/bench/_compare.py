@@ -107,7 +107,7 @@ def _speedup(
 
 def _compile(method: assemble.LanguageModel, batch_size: int) -> None:
   """Compiles every step of a method, so that none is in what is measured."""
-  engine = _engine.Engine(method, batch_size)
+  engine = _engine.Engine(method, batch_size, share=False)
   engine.compile_ladder()
   engine.close()
 

@@ -136,7 +136,8 @@ class _Watched(NamedTuple):
   """Rounds on all rows."""
   peak_pages: int
   rows: float
-  """Rows that a round brought a token, on average while others waited."""
+  """Rows that a round brought a token, on average while others waited; over all
+  rounds if nobody ever did."""
   waste: float
   """Mean of `CacheStats.waste`."""
   fragmentation: float
@@ -160,7 +161,7 @@ def _drive(
     [request] = _request.make_requests(model, prompt, settings)
     engine.submit(request)
   done, peak, pool_bytes = 0, 0, 0
-  tokens, busy = 0, (0, 1)
+  tokens, busy = 0, (0, 0)
   waste, idle = [], []
   while not engine.idle:
     for event in engine.advance():
@@ -183,7 +184,7 @@ def _drive(
   return _Watched(
     steps=engine.steps,
     peak_pages=peak,
-    rows=busy[0] / busy[1],
+    rows=busy[0] / busy[1] if busy[1] else tokens / engine.steps,
     waste=float(np.mean(waste)),
     fragmentation=float(np.mean(idle)) if idle else 0.0,
     preempted=engine.memory_counts.preempted,

@@ -2,7 +2,15 @@
 
 import typer
 
-from ldjax.cli import _bench, _convert, _costs, _demo, _generate, _train
+from ldjax.cli import (
+  _bench,
+  _convert,
+  _costs,
+  _demo,
+  _generate,
+  _memory,
+  _train,
+)
 
 __all__ = ["app", "main"]
 
@@ -14,7 +22,11 @@ app = typer.Typer(
 )
 app.command()(_generate.generate)
 app.command()(_demo.demo)
-app.command()(_bench.bench)
+_benches = typer.Typer(invoke_without_command=True)
+_benches.callback()(_bench.bench)
+_benches.command("memory")(_memory.bench_memory)
+app.add_typer(_benches, name="bench")
+app.command("memory")(_memory.report)
 app.command()(_costs.costs)
 app.command()(_train.train)
 app.command()(_convert.convert)

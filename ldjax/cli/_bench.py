@@ -47,10 +47,14 @@ def _table(report: dict[str, Any]) -> rich.table.Table:
 
 
 def bench(
+  context: typer.Context,
   prompts: Annotated[
-    pathlib.Path,
-    typer.Option(help="JSON lines with prompt, turns or text."),
-  ],
+    pathlib.Path | None,
+    typer.Option(
+      help="JSON lines with prompt, turns or text; required.",
+      show_default=False,
+    ),
+  ] = None,
   model: Annotated[str, typer.Option(help="As for ldjax generate.")] = "demo",
   methods: Annotated[
     str,
@@ -80,9 +84,16 @@ def bench(
 
   All methods run in one process, interleaved prompt by prompt (or batch by
   batch), after a warm-up. Speedup is the median over prompts of the ratio to
-  autoregressive on the same prompt.
+  autoregressive on the same prompt. For memory see ldjax bench memory.
   """
+  if context.invoked_subcommand is not None:
+    return
   with _console.reported_errors():
+    if prompts is None:
+      raise typer.BadParameter(
+        "give a file, for example examples/prompts.jsonl",
+        param_hint="--prompts",
+      )
     settings = _settings.Settings(
       max_new_tokens=max_new_tokens,
       temperature=temperature,

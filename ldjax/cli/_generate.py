@@ -38,13 +38,7 @@ def generate(
     int | None,
     typer.Option(help="Tokens of prompt and answer together at most."),
   ] = None,
-  cache_dtype: Annotated[
-    str | None,
-    typer.Option(
-      help="Of keys and values: float32, bfloat16, float16, int8 or"
-      " float8_e4m3fn; default that of the weights."
-    ),
-  ] = None,
+  cache_dtype: _options.CacheDtype = None,
   temperature: _options.Temperature = 0.0,
   top_p: _options.TopP = None,
   top_k: _options.TopK = None,

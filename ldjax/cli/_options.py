@@ -34,3 +34,10 @@ Stop: TypeAlias = Annotated[
   typer.Option(help="A string that ends the text; may be given several times."),
 ]
 Seed: TypeAlias = Annotated[int, typer.Option(help="Same seed, same text.")]
+CacheDtype: TypeAlias = Annotated[
+  str | None,
+  typer.Option(
+    help="Of keys and values: float32, bfloat16, float16, int8 or"
+    " float8_e4m3fn; default that of the weights."
+  ),
+]

@@ -142,68 +142,50 @@ class MemoryReport(NamedTuple):
   """What may be used."""
   parameter_bytes: int
   """Weights of target and draft."""
+  sequence_bytes: int
+  """The cache of one sequence of the length in question."""
   page_bytes: int
-  """One page over all layers."""
-  page_size: int
-  """Z, positions a page."""
-  max_len: int
-  """Tokens of the longest sequence."""
-  pages: int
-  """Pages that the budget holds beside the weights."""
+  """One page of the pool over all its layers; 0 where there is no pool."""
   sequences: int
-  """Sequences of `max_len` tokens that they hold at once."""
-
-  @property
-  def sequence_bytes(self) -> int:
-    """Bytes of the cache of one sequence of `max_len` tokens."""
-    return -(-self.max_len // self.page_size) * self.page_bytes
-
-  @property
-  def positions(self) -> int:
-    """Positions that the pages hold, however they are divided."""
-    return self.pages * self.page_size
+  """How many such sequences fit beside the weights."""
+  pages: int
+  """How many pages would; 0 where there is no pool."""
 
 
 def memory_report(
   *,
   budget_bytes: int,
   parameter_bytes: int,
+  sequence_bytes: int,
   page_bytes: int,
-  page_size: int,
-  max_len: int,
 ) -> MemoryReport:
   """Says how many sequences fit into a budget.
 
   Args:
     budget_bytes: for weights and cache together.
     parameter_bytes: of target and draft.
-    page_bytes: of one page over all layers.
-    page_size: Z, positions a page.
-    max_len: tokens of the longest sequence.
+    sequence_bytes: of the cache of one sequence, see `held_bytes` of a cache.
+    page_bytes: of one page, see `page_bytes` of a cache.
 
   Raises:
-    ValueError: for a size below 1.
+    ValueError: for a sequence that takes nothing.
 
   Example:
     >>> memory_report(
-    ...   budget_bytes=1000, parameter_bytes=400, page_bytes=10, page_size=4,
-    ...   max_len=30).sequences
+    ...   budget_bytes=1000, parameter_bytes=400, sequence_bytes=80,
+    ...   page_bytes=10).sequences
     7
   """
-  for name, size in (
-    ("page_bytes", page_bytes),
-    ("page_size", page_size),
-    ("max_len", max_len),
-  ):
-    if size < 1:
-      raise ValueError(f"{name} is {size}; it must be at least 1")
-  pages = max(budget_bytes - parameter_bytes, 0) // page_bytes
+  if sequence_bytes < 1:
+    raise ValueError(
+      f"sequence_bytes is {sequence_bytes}; it must be at least 1"
+    )
+  left = max(budget_bytes - parameter_bytes, 0)
   return MemoryReport(
     budget_bytes=budget_bytes,
     parameter_bytes=parameter_bytes,
+    sequence_bytes=sequence_bytes,
     page_bytes=page_bytes,
-    page_size=page_size,
-    max_len=max_len,
-    pages=pages,
-    sequences=pages // -(-max_len // page_size),
+    sequences=left // sequence_bytes,
+    pages=left // page_bytes if page_bytes else 0,
   )

@@ -191,6 +191,7 @@ class EagleHeads(_heads.Heads):
   """
 
   observes_all = True
+  """See `DraftFn.observes_all`."""
 
   layer: Layer
   """The decoder layer, which a family makes."""

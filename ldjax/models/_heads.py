@@ -242,6 +242,7 @@ class Heads(nnx.Module):
   """
 
   observes_all = False
+  """See `DraftFn.observes_all`."""
 
   def __init__(self, config: Any, *, dtype: jax.typing.DTypeLike):
     self.config = config
