@@ -51,7 +51,6 @@ def windowed(tiny_folder, tmp_path_factory):
   return load
 
 
-@functools.cache
 def _create_dense(config, max_len, batch):
   return memory.DenseKVCache.create(
     batch=batch,
