@@ -2,7 +2,7 @@
 
     python benchmarks/compiled.py tpu            # the wheel libtpu
     python benchmarks/compiled.py cuda           # jax's CUDA plugin and ptxas
-    python benchmarks/compiled.py tpu --steps    # whole decode steps as well
+    python benchmarks/compiled.py tpu --only kernels    # without decode steps
     python benchmarks/compiled.py tpu --bytes    # table of bytes
 
 The compilers are the real ones; arrays are shapes only, and nothing runs. A
@@ -333,7 +333,37 @@ def least_bytes(name: str, batch: int, length: int) -> float:
   return weights + batch * length * row
 
 
-def programs(platform: str, steps: bool) -> Any:
+def _kernels(
+  platform: str, device: Any, name: str, config: models.TransformerConfig
+) -> Any:
+  pool = 8 * 256 * config.num_kv_heads * _PAGE_SIZE * 2 * config.head_dim
+  rows = 64
+  for dtype in (jnp.bfloat16, jnp.float32):
+    for window in (False, True):
+      yield describe(
+        f"attention {name} {jnp.dtype(dtype).name}"
+        f"{' window and cap' if window else ''}",
+        attention(
+          platform,
+          device,
+          config,
+          batch=8,
+          nodes=32,
+          columns=256,
+          dtype=dtype,
+          window=window,
+        ),
+        pool=pool,
+      )
+    yield describe(
+      f"score {name} {jnp.dtype(dtype).name}",
+      scoring(platform, device, config, rows=rows, dtype=dtype),
+      pool=config.vocab_size * config.hidden_size,
+      logits=f"f32[{rows},{config.vocab_size}]",
+    )
+
+
+def programs(platform: str, only: str | None) -> Any:
   """Compiles one after the other."""
   if platform == "tpu":
     small, large = devices("tpu", "v5e:2x2"), devices("tpu", "v5p:2x2x1")
@@ -342,33 +372,9 @@ def programs(platform: str, steps: bool) -> Any:
     small, place = devices("cuda", ""), {}
   for name, config in MODELS.items():
     device = place.get(name, small[0])
-    pool = 8 * 256 * config.num_kv_heads * _PAGE_SIZE * 2 * config.head_dim
-    for dtype in (jnp.bfloat16, jnp.float32):
-      for window in (False, True):
-        yield describe(
-          f"attention {name} {jnp.dtype(dtype).name}"
-          f"{' window and cap' if window else ''}",
-          attention(
-            platform,
-            device,
-            config,
-            batch=8,
-            nodes=32,
-            columns=256,
-            dtype=dtype,
-            window=window,
-          ),
-          pool=pool,
-        )
-    for dtype in (jnp.bfloat16, jnp.float32):
-      rows = 64
-      yield describe(
-        f"score {name} {jnp.dtype(dtype).name}",
-        scoring(platform, device, config, rows=rows, dtype=dtype),
-        pool=config.vocab_size * config.hidden_size,
-        logits=f"f32[{rows},{config.vocab_size}]",
-      )
-    if steps:
+    if only in (None, "kernels"):
+      yield from _kernels(platform, device, name, config)
+    if only in (None, name):
       yield step_program(
         platform, device, name, batch=8, nodes=32, max_len=2048
       )
@@ -398,7 +404,9 @@ def main() -> int:
   parser.add_argument("platform", choices=["tpu", "cuda"])
   parser.add_argument("--bytes", action="store_true")
   parser.add_argument(
-    "--steps", action="store_true", help="whole decode steps as well"
+    "--only",
+    choices=["kernels", *MODELS],
+    help="the kernels alone, or one model's decode step alone",
   )
   arguments = parser.parse_args()
   lacking = missing(arguments.platform)
@@ -408,9 +416,7 @@ def main() -> int:
   if arguments.bytes:
     rows = byte_table(devices("tpu", "v5e:2x2")[0])
   else:
-    rows = map(
-      dataclasses.asdict, programs(arguments.platform, arguments.steps)
-    )
+    rows = map(dataclasses.asdict, programs(arguments.platform, arguments.only))
   for row in rows:
     print(json.dumps(row), flush=True)
   return 0

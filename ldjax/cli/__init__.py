@@ -2,7 +2,15 @@
 
 import typer
 
-from ldjax.cli import _bench, _convert, _costs, _demo, _generate, _train
+from ldjax.cli import (
+  _bench,
+  _convert,
+  _costs,
+  _demo,
+  _generate,
+  _kernels,
+  _train,
+)
 
 __all__ = ["app", "main"]
 
@@ -16,6 +24,8 @@ app.command()(_generate.generate)
 app.command()(_demo.demo)
 app.command()(_bench.bench)
 app.command()(_costs.costs)
+app.command()(_kernels.kernels)
+app.command()(_kernels.tune_kernels)
 app.command()(_train.train)
 app.command()(_convert.convert)
 app.command()(_convert.inspect)

@@ -1,6 +1,12 @@
 """Attention and scoring: one folder a kernel, plain jnp as the definition."""
 
-from ldjax.pallas_kernels._blocks import PrefixBlocks, ScoreBlocks
+from ldjax.pallas_kernels._blocks import (
+  PrefixBlocks,
+  PrefixProblem,
+  ScoreBlocks,
+  ScoreProblem,
+  write_tuned,
+)
 from ldjax.pallas_kernels._limits import LIMITS, Limits
 from ldjax.pallas_kernels._prefix_attention import (
   prefix_attention,
@@ -17,7 +23,9 @@ __all__ = [
   "LIMITS",
   "Limits",
   "PrefixBlocks",
+  "PrefixProblem",
   "ScoreBlocks",
+  "ScoreProblem",
   "Scored",
   "ancestor_mask",
   "prefix_attention",
@@ -25,4 +33,5 @@ __all__ = [
   "tree_attention",
   "window_mask",
   "without_kernels",
+  "write_tuned",
 ]

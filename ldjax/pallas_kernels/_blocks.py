@@ -182,8 +182,21 @@ def _read(path: pathlib.Path) -> Mapping[str, Mapping[str, Any]]:
 def write_tuned(
   device: str, sizes: Mapping[str, Mapping[str, Any]]
 ) -> pathlib.Path:
-  """Keeps measured sizes: {kernel: {problem's key: blocks}}."""
+  """Adds measured sizes to the file of a kind of device.
+
+  Args:
+    device: its kind, as JAX names it.
+    sizes: {kernel: {problem's key: blocks}}.
+
+  Returns:
+    The file.
+  """
   path = tuned_path(device)
+  found = _read(path)
+  sizes = {
+    kernel: {**found.get(kernel, {}), **sizes.get(kernel, {})}
+    for kernel in _KINDS
+  }
   path.parent.mkdir(parents=True, exist_ok=True)
   plain = {
     kernel: {key: dataclasses.asdict(blocks) for key, blocks in each.items()}
