@@ -17,6 +17,9 @@ _DEPENDENCIES = (
 _PROGRAM = f"""
 import os, sys
 import {_DEPENDENCIES}
+if {{everything}}:
+  # Ours imports it when a kernel for a GPU is traced, and not before.
+  import jax.experimental.pallas.mosaic_gpu
 before = dict(os.environ)
 import importlib, pkgutil
 import ldjax
@@ -27,6 +30,8 @@ if {{everything}}:
     for module in pkgutil.walk_packages(ldjax.__path__, "ldjax.")
     if not module.name.endswith("__main__")
   )
+else:
+  assert "jax.experimental.pallas.mosaic_gpu" not in sys.modules
 for name in names:
   importlib.import_module(name)
 changed = {{{{

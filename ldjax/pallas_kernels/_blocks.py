@@ -69,12 +69,17 @@ class PrefixProblem:
   """What the best sizes for `prefix_attention` depend on."""
 
   head_dim: int
+  """H."""
   kv_heads: int
+  """K."""
   page_size: int
+  """Z."""
   rows: int
   """T times the heads of a group."""
   query_dtype: str
+  """Its name."""
   page_dtype: str
+  """Its name."""
 
   @property
   def key(self) -> str:
@@ -93,7 +98,9 @@ class ScoreProblem:
   width: int
   """E."""
   rows: int
+  """R."""
   dtype: str
+  """Of the hidden rows and the matrix."""
 
   @property
   def key(self) -> str:

@@ -80,7 +80,20 @@ def gumbel_at(key: Array, position: Array, ids: Array) -> Array:
 
 
 def gumbel_tile(key0: Array, key1: Array, position: Array, ids: Array) -> Array:
-  """`gumbel_at` on the parts of its arguments, [B, 1] each but for `ids`."""
+  """`gumbel_at` on the parts of its arguments, as a kernel holds them.
+
+  Args:
+    key0: [B, 1] uint32, the first words of the keys.
+    key1: [B, 1] uint32, the second ones.
+    position: [B, 1] uint32.
+    ids: [B, n] int32.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> one = jnp.ones((1, 1), jnp.uint32)
+    >>> gumbel_tile(one, one, one, jnp.array([[4, 0]])).shape
+    (1, 2)
+  """
   bits, _ = threefry2x32(
     jnp.broadcast_to(key0, ids.shape),
     jnp.broadcast_to(key1, ids.shape),
