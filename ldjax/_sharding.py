@@ -4,6 +4,7 @@ Only layouts: the program is the one of a single device, and JAX's automatic
 partitioning derives the communication from where its inputs lie.
 """
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from ldjax import decoding, models
+from ldjax import decoding, models, pallas_kernels
 
 _AXES = ("data", "tensor")
 _BY_OUTPUT = ("gate_proj", "up_proj", "embed_tokens", "lm_head")
@@ -202,20 +203,27 @@ def constrain(decoder: decoding.Decoder, mesh: Mesh) -> decoding.Decoder:
   """
   everywhere = NamedSharding(mesh, PartitionSpec())
 
+  def run(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    # Automatic partitioning can't split a kernel.
+    split = mesh.size > 1
+    alone = pallas_kernels.without_kernels if split else contextlib.nullcontext
+    with alone():
+      return function(*args, **kwargs)
+
   def on_mesh(state: Any) -> Any:
     return jax.lax.with_sharding_constraint(state, state_shardings(state, mesh))
 
   def keep(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function, updated=())
     def kept(*args: Any, **kwargs: Any) -> Any:
-      return on_mesh(function(*args, **kwargs))
+      return on_mesh(run(function, *args, **kwargs))
 
     return kept
 
   def keep_both(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function, updated=())
     def kept(*args: Any, **kwargs: Any) -> Any:
-      state, emitted = function(*args, **kwargs)
+      state, emitted = run(function, *args, **kwargs)
       emitted = jax.lax.with_sharding_constraint(emitted, everywhere)
       return on_mesh(state), emitted
 

@@ -17,6 +17,9 @@ _DEPENDENCIES = (
 _PROGRAM = f"""
 import os, sys
 import {_DEPENDENCIES}
+if {{everything}}:
+  # Ours imports it when a kernel for a GPU is traced, and not before.
+  import jax.experimental.pallas.mosaic_gpu
 before = dict(os.environ)
 import importlib, pkgutil
 import ldjax
@@ -28,6 +31,8 @@ if {{everything}}:
     # JAX's Mosaic GPU sets a variable; ldjax imports it when it is used.
     if not module.name.endswith(("__main__", "_mosaic_gpu"))
   )
+else:
+  assert "jax.experimental.pallas.mosaic_gpu" not in sys.modules
 for name in names:
   importlib.import_module(name)
 changed = {{{{

@@ -8,6 +8,7 @@ from ldjax.cli import (
   _costs,
   _demo,
   _generate,
+  _kernels,
   _memory,
   _train,
 )
@@ -28,6 +29,8 @@ _benches.command("memory")(_memory.bench_memory)
 app.add_typer(_benches, name="bench")
 app.command("memory")(_memory.report)
 app.command()(_costs.costs)
+app.command()(_kernels.kernels)
+app.command()(_kernels.tune_kernels)
 app.command()(_train.train)
 app.command()(_convert.convert)
 app.command()(_convert.inspect)

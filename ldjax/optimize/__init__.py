@@ -7,6 +7,7 @@ from ldjax.optimize._costs_file import load_costs
 from ldjax.optimize._measure import measure_costs
 from ldjax.optimize._oracle import OracleParams, oracle, oracle_params
 from ldjax.optimize._plan import plan_ladder
+from ldjax.optimize._tune_kernels import tune_kernels
 
 __all__ = [
   "Ceiling",
@@ -23,4 +24,5 @@ __all__ = [
   "oracle_params",
   "plan_ladder",
   "tree_ceiling",
+  "tune_kernels",
 ]

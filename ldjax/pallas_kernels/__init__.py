@@ -1,8 +1,18 @@
 """Attention and scoring: one folder a kernel, plain jnp as the definition."""
 
-from ldjax.pallas_kernels._blocks import PrefixBlocks
+from ldjax.pallas_kernels._blocks import (
+  PrefixBlocks,
+  PrefixProblem,
+  ScoreBlocks,
+  ScoreProblem,
+  write_tuned,
+)
 from ldjax.pallas_kernels._limits import LIMITS, Limits
-from ldjax.pallas_kernels._prefix_attention import prefix_attention
+from ldjax.pallas_kernels._prefix_attention import (
+  prefix_attention,
+  without_kernels,
+)
+from ldjax.pallas_kernels._score import Scored, score
 from ldjax.pallas_kernels._tree_attention import (
   ancestor_mask,
   tree_attention,
@@ -13,8 +23,15 @@ __all__ = [
   "LIMITS",
   "Limits",
   "PrefixBlocks",
+  "PrefixProblem",
+  "ScoreBlocks",
+  "ScoreProblem",
+  "Scored",
   "ancestor_mask",
   "prefix_attention",
+  "score",
   "tree_attention",
   "window_mask",
+  "without_kernels",
+  "write_tuned",
 ]

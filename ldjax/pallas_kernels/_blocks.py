@@ -69,12 +69,17 @@ class PrefixProblem:
   """What the best sizes for `prefix_attention` depend on."""
 
   head_dim: int
+  """H."""
   kv_heads: int
+  """K."""
   page_size: int
+  """Z."""
   rows: int
   """T times the heads of a group."""
   query_dtype: str
+  """Its name."""
   page_dtype: str
+  """Its name."""
 
   @property
   def key(self) -> str:
@@ -93,7 +98,9 @@ class ScoreProblem:
   width: int
   """E."""
   rows: int
+  """R."""
   dtype: str
+  """Of the hidden rows and the matrix."""
 
   @property
   def key(self) -> str:
@@ -182,8 +189,21 @@ def _read(path: pathlib.Path) -> Mapping[str, Mapping[str, Any]]:
 def write_tuned(
   device: str, sizes: Mapping[str, Mapping[str, Any]]
 ) -> pathlib.Path:
-  """Keeps measured sizes: {kernel: {problem's key: blocks}}."""
+  """Adds measured sizes to the file of a kind of device.
+
+  Args:
+    device: its kind, as JAX names it.
+    sizes: {kernel: {problem's key: blocks}}.
+
+  Returns:
+    The file.
+  """
   path = tuned_path(device)
+  found = _read(path)
+  sizes = {
+    kernel: {**found.get(kernel, {}), **sizes.get(kernel, {})}
+    for kernel in _KINDS
+  }
   path.parent.mkdir(parents=True, exist_ok=True)
   plain = {
     kernel: {key: dataclasses.asdict(blocks) for key, blocks in each.items()}

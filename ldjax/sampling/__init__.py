@@ -2,7 +2,13 @@
 
 from ldjax.sampling._adjust import History, adjust
 from ldjax.sampling._draw import draw, warp
-from ldjax.sampling._noise import gumbel, sequence_key, threefry2x32
+from ldjax.sampling._noise import (
+  gumbel,
+  gumbel_at,
+  gumbel_tile,
+  sequence_key,
+  threefry2x32,
+)
 from ldjax.sampling._params import (
   MAX_BANNED_IDS,
   Sampling,
@@ -19,6 +25,8 @@ __all__ = [
   "adjust",
   "draw",
   "gumbel",
+  "gumbel_at",
+  "gumbel_tile",
   "host_sampling",
   "id_row",
   "make_sampling",

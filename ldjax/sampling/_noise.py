@@ -53,6 +53,61 @@ def threefry2x32(
   return x0, x1
 
 
+def gumbel_at(key: Array, position: Array, ids: Array) -> Array:
+  """Standard Gumbel noise of some token ids at one position of a sequence.
+
+  Only elementwise operations, so that a kernel can call it on a tile.
+
+  Args:
+    key: [B, 2] uint32, see `sequence_key`.
+    position: [B] int32, the absolute position that the token will take.
+    ids: [B, n] int32.
+
+  Returns:
+    [B, n] float32, finite; an entry depends on (key, position, id) alone.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> key, position = sequence_key(7)[None], jnp.array([3])
+    >>> some = gumbel_at(key, position, jnp.array([[4, 0]]))
+    >>> all = gumbel(key, position, 5)
+    >>> bool((some == all[:, jnp.array([4, 0])]).all())
+    True
+  """
+  return gumbel_tile(
+    key[:, :1], key[:, 1:], position.astype(jnp.uint32)[:, None], ids
+  )
+
+
+def gumbel_tile(key0: Array, key1: Array, position: Array, ids: Array) -> Array:
+  """`gumbel_at` on the parts of its arguments, as a kernel holds them.
+
+  Args:
+    key0: [B, 1] uint32, the first words of the keys.
+    key1: [B, 1] uint32, the second ones.
+    position: [B, 1] uint32.
+    ids: [B, n] int32.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> one = jnp.ones((1, 1), jnp.uint32)
+    >>> gumbel_tile(one, one, one, jnp.array([[4, 0]])).shape
+    (1, 2)
+  """
+  bits, _ = threefry2x32(
+    jnp.broadcast_to(key0, ids.shape),
+    jnp.broadcast_to(key1, ids.shape),
+    jnp.broadcast_to(position, ids.shape),
+    ids.astype(jnp.uint32),
+  )
+  # 31 bits as a fixed-point number in (0, 1): small values, which become the
+  # large noise that decides, keep all their bits.
+  uniform = ((bits >> np.uint32(1)).astype(jnp.int32)).astype(jnp.float32)
+  uniform = (uniform + 0.5) * jnp.float32(2.0**-31)
+  uniform = jnp.minimum(uniform, jnp.float32(1.0 - 2.0**-24))
+  return -jnp.log(-jnp.log1p(-uniform))
+
+
 def gumbel(key: Array, position: Array, vocab_size: int) -> Array:
   """Standard Gumbel noise for each token id at one position of a sequence.
 
@@ -72,19 +127,9 @@ def gumbel(key: Array, position: Array, vocab_size: int) -> Array:
     >>> bool((wide[:, :5] == narrow).all())
     True
   """
+  ids = jnp.arange(vocab_size, dtype=jnp.int32)[None]
   shape = (key.shape[0], vocab_size)
-  bits, _ = threefry2x32(
-    jnp.broadcast_to(key[:, :1], shape),
-    jnp.broadcast_to(key[:, 1:], shape),
-    jnp.broadcast_to(position.astype(jnp.uint32)[:, None], shape),
-    jnp.broadcast_to(jnp.arange(vocab_size, dtype=jnp.uint32)[None], shape),
-  )
-  # 31 bits as a fixed-point number in (0, 1): small values, which become the
-  # large noise that decides, keep all their bits.
-  uniform = ((bits >> jnp.uint32(1)).astype(jnp.int32)).astype(jnp.float32)
-  uniform = (uniform + 0.5) * jnp.float32(2.0**-31)
-  uniform = jnp.minimum(uniform, jnp.float32(1.0 - 2.0**-24))
-  return -jnp.log(-jnp.log1p(-uniform))
+  return gumbel_at(key, position, jnp.broadcast_to(ids, shape))
 
 
 def _seed_words(seed: int | Array) -> Array | np.ndarray:

@@ -1,7 +1,9 @@
 """Attention of query rows over a paged prefix."""
 
+import contextlib
+import contextvars
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import chex
@@ -12,7 +14,7 @@ from ldjax import _base, typing
 from ldjax.pallas_kernels import _blocks, _limits
 from ldjax.pallas_kernels._prefix_attention import _mosaic_tpu, _xla
 
-__all__ = ["prefix_attention"]
+__all__ = ["prefix_attention", "without_kernels"]
 
 Array = typing.Array
 
@@ -68,6 +70,32 @@ _KERNELS: dict[str, Callable[..., tuple[Array, Array]]] = {
 }
 
 
+_UNWANTED = contextvars.ContextVar("unwanted kernels", default=False)
+
+
+@contextlib.contextmanager
+def without_kernels() -> Iterator[None]:
+  """While the block traces, no implementation means "xla".
+
+  For functions whose arrays are split over several devices by automatic
+  partitioning, which JAX can't do to a kernel.
+
+  Example:
+    >>> with without_kernels():
+    ...   pass
+  """
+  token = _UNWANTED.set(True)
+  try:
+    yield
+  finally:
+    _UNWANTED.reset(token)
+
+
+def kernels_wanted() -> bool:
+  """False within `without_kernels`."""
+  return not _UNWANTED.get()
+
+
 def _has_other_gpu() -> bool:
   """Whether a GPU is here that is no Hopper; without any, one is aimed at."""
   if jax.default_backend() != "gpu":
@@ -80,6 +108,8 @@ def _has_other_gpu() -> bool:
 
 def _best(query: Array, pages: _base.KV) -> tuple[tuple[str, str], ...]:
   """(platform, kernel chosen for it); the others take XLA."""
+  if not kernels_wanted():
+    return ()
   problem = _problem(query, pages)
   found = []
   for name in _KERNELS:

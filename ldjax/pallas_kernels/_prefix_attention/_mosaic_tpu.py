@@ -273,6 +273,17 @@ def prefix_attention(
         (1, 1, head_block, 2, span), lambda r, k, q, j, *_: (r, j, k, 0, 0)
       )
     )
+  # At most, as if every row were as long as its table: what a compiler that
+  # can't look inside is told.
+  positions = num_rows * num_columns * page_size
+  tiles = padded // tile
+  moved = positions * kv_heads * fused_dim * pages.dtype.itemsize * tiles
+  moved += folded.size * (query.dtype.itemsize + 4)
+  cost = pl.CostEstimate(
+    flops=4 * positions * kv_heads * padded * width,
+    transcendentals=positions * kv_heads * padded,
+    bytes_accessed=moved,
+  )
   call = pl.pallas_call(
     functools.partial(
       _kernel,
@@ -306,6 +317,7 @@ def prefix_attention(
     compiler_params=pltpu.CompilerParams(
       dimension_semantics=("parallel", "parallel", "parallel", "arbitrary")
     ),
+    cost_estimate=cost,
     interpret=interpret,
     name="prefix_attention",
   )
