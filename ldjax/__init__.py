@@ -26,7 +26,13 @@ from ldjax._serve import Server, ServerStats, serve
 from ldjax._settings import Settings
 from ldjax._show import RoundView, show_round
 from ldjax._ticket import Ticket
-from ldjax.assemble import LanguageModel, Rung, parse_tree, with_draft
+from ldjax.assemble import (
+  LanguageModel,
+  Rung,
+  parse_tree,
+  with_draft,
+  with_target,
+)
 
 __all__ = [
   "Generation",
@@ -57,4 +63,5 @@ __all__ = [
   "testing",
   "text",
   "with_draft",
+  "with_target",
 ]

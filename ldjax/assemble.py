@@ -294,6 +294,40 @@ def load(
   )
 
 
+def with_target(
+  model: LanguageModel, config: models.TransformerConfig, params: Any
+) -> LanguageModel:
+  """The same decoder around other parameters of the target, or other forms.
+
+  Args:
+    model: from `load`.
+    config: of the same model, see `models.fuse`.
+    params: of the target, nested dicts.
+
+  Example:
+    config, params = ldjax.models.fuse(model.config, model.params.target)
+    fused = ldjax.with_target(model, config, params)
+  """
+  dtype = jax.tree.leaves(params)[0].dtype
+  target = _target(config, dtype, model.feature_layers)
+  model = dataclasses.replace(
+    model,
+    config=config,
+    target=target,
+    params=decoding.DecoderParams(params, model.params.draft),
+  )
+  build = functools.partial(decoder_with, model)
+  # As `_drafts` made it: the first of a ladder proposes nothing.
+  root = decoding.root_only(model.ladder[0].draft)
+  return dataclasses.replace(
+    model,
+    ladder=tuple(
+      rung._replace(decoder=build(rung.draft)) for rung in model.ladder
+    ),
+    fallback=build(root),
+  )
+
+
 def with_draft(
   model: LanguageModel,
   draft: Draft,

@@ -25,6 +25,7 @@ from ldjax.models._functionalize import (
   functionalize,
   functionalize_draft,
 )
+from ldjax.models._fuse import fuse, possible_fusions
 from ldjax.models._heads import Heads, target_width
 from ldjax.models._hydra import (
   HydraConfig,
@@ -35,10 +36,12 @@ from ldjax.models._hydra import (
 from ldjax.models._layers import rotary_frequencies
 from ldjax.models._linear import linear
 from ldjax.models._medusa import MedusaConfig, MedusaHeads
+from ldjax.models._quantized import PRECISIONS, NarrowWeight, narrow
 from ldjax.models._recurrent import RecurrentConfig, RecurrentDraft
 from ldjax.models._transformer import Transformer
 
 __all__ = [
+  "PRECISIONS",
   "DraftConfig",
   "Eagle3Config",
   "Eagle3Draft",
@@ -52,6 +55,7 @@ __all__ = [
   "LinearRopeScaling",
   "MedusaConfig",
   "MedusaHeads",
+  "NarrowWeight",
   "RecurrentConfig",
   "RecurrentDraft",
   "RopeFactors",
@@ -67,10 +71,13 @@ __all__ = [
   "feature_layers",
   "functionalize",
   "functionalize_draft",
+  "fuse",
   "init_draft",
   "linear",
+  "narrow",
   "output_rows",
   "partition_draft",
+  "possible_fusions",
   "rotary_frequencies",
   "target_width",
 ]

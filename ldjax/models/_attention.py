@@ -45,9 +45,13 @@ class Attention(nnx.Module):
     def norm():
       return _layers.make_norm(config, config.head_dim, dtype)
 
-    self.q_proj = make(inputs, query_width, config.qkv_bias)
-    self.k_proj = make(inputs, kv_width, config.qkv_bias)
-    self.v_proj = make(inputs, kv_width, config.qkv_bias)
+    widths = (query_width, kv_width, kv_width)
+    if "qkv" in config.fused:
+      self.qkv_proj = make(inputs, sum(widths), config.qkv_bias)
+    else:
+      self.q_proj, self.k_proj, self.v_proj = (
+        make(inputs, each, config.qkv_bias) for each in widths
+      )
     self.o_proj = make(query_width, width, config.o_bias)
     self.q_norm = norm() if config.qk_norm else None
     self.k_norm = norm() if config.qk_norm else None
@@ -76,9 +80,16 @@ class Attention(nnx.Module):
       y = heads(y) if norm is None else norm(heads(y))
       return y if angles is None else _layers.rotate(y, *angles)
 
-    query = place(self.q_proj(x), self.q_norm)
-    key = place(self.k_proj(x), self.k_norm)
-    value = heads(self.v_proj(x))
+    if "qkv" in self.config.fused:
+      width = self.config.num_heads * self.config.head_dim
+      kv_width = self.config.num_kv_heads * self.config.head_dim
+      query, key, value = jnp.split(
+        self.qkv_proj(x), (width, width + kv_width), axis=-1
+      )
+    else:
+      query, key, value = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+    query, key = place(query, self.q_norm), place(key, self.k_norm)
+    value = heads(value)
     return query, jnp.concatenate([key, value], axis=-1)
 
   def __call__(

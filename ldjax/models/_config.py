@@ -60,6 +60,7 @@ class RopeFactors:
 Scaling: TypeAlias = RopeScaling | LinearRopeScaling | RopeFactors
 
 NORMS = ("rms", "layer")
+FUSIONS = ("qkv", "gate_up", "norms")
 ACTIVATIONS = ("silu", "gelu_tanh")
 
 
@@ -105,6 +106,10 @@ class TransformerConfig:
     windows: for each layer how many positions a query sees, itself included,
       or None for all of them; empty if no layer has a window.
     nope_layers: the layers without rotary embedding, ascending.
+    fused: how the parameters are held, any of "qkv" (the three projections of
+      attention in one matrix), "gate_up" (those of the feed-forward in one) and
+      "norms" (the weights of the norms before them within these matrices); see
+      `fuse`. Files hold parameters unfused.
 
   Raises:
     ValueError: for sizes or kinds that no model can have, and for windows,
@@ -148,6 +153,7 @@ class TransformerConfig:
   final_soft_cap: float | None = None
   windows: tuple[int | None, ...] = ()
   nope_layers: tuple[int, ...] = ()
+  fused: tuple[str, ...] = ()
 
   def __post_init__(self):
     for field in (
@@ -220,6 +226,20 @@ class TransformerConfig:
     if self.norm == "layer" and (self.norm_offset is not None or self.qk_norm):
       raise ValueError(
         "norm is 'layer', with norm_offset or qk_norm; these belong to 'rms'"
+      )
+    for part in self.fused:
+      if part not in FUSIONS:
+        raise ValueError(
+          f"fused holds {part!r}; known are {', '.join(map(repr, FUSIONS))}"
+        )
+    if "norms" in self.fused and self.norm == "layer":
+      raise ValueError(
+        "fused holds 'norms', but norm is 'layer'; only weights of RMS norms"
+        " can be part of the next matrix"
+      )
+    if "gate_up" in self.fused and not self.mlp_gate:
+      raise ValueError(
+        "fused holds 'gate_up', but the feed-forward has no gate; leave it out"
       )
     if self.learned_positions and self.nope_layers:
       raise ValueError(

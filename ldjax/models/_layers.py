@@ -20,6 +20,7 @@ class RMSNorm(nnx.Module):
     eps: added to the mean square.
     dtype: of the weight.
     offset: see `TransformerConfig.norm_offset`.
+    scaled: whether it has a weight.
 
   Source: Zhang and Sennrich 2019.
   """
@@ -31,15 +32,22 @@ class RMSNorm(nnx.Module):
     eps: float,
     dtype: jax.typing.DTypeLike,
     offset: float | None = None,
+    scaled: bool = True,
   ):
     self.eps = eps
     self.offset = offset
-    self.weight = nnx.Param(jnp.full((size,), 1 - (offset or 0.0), dtype))
+    self.weight = (
+      nnx.Param(jnp.full((size,), 1 - (offset or 0.0), dtype))
+      if scaled
+      else None
+    )
 
   def __call__(self, x: Array) -> Array:
     wide = x.astype(jnp.float32)
     mean = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
     normed = wide * jax.lax.rsqrt(mean + self.eps)
+    if self.weight is None:
+      return normed.astype(x.dtype)
     if self.offset is None:
       return normed.astype(x.dtype) * jnp.broadcast_to(
         self.weight[...], x.shape
@@ -72,13 +80,28 @@ class LayerNorm(nnx.Module):
 
 
 def make_norm(
-  config: _config.TransformerConfig, size: int, dtype: jax.typing.DTypeLike
+  config: _config.TransformerConfig,
+  size: int,
+  dtype: jax.typing.DTypeLike,
+  *,
+  before_product: bool = False,
 ) -> RMSNorm | LayerNorm:
-  """The norm that a configuration asks for."""
+  """The norm that a configuration asks for.
+
+  Args:
+    config: of the model.
+    size: of the last axis.
+    dtype: of the weight.
+    before_product: whether matrices that can hold its weight come next.
+  """
   if config.norm == "layer":
     return LayerNorm(size, eps=config.rms_norm_eps, dtype=dtype)
   return RMSNorm(
-    size, eps=config.rms_norm_eps, dtype=dtype, offset=config.norm_offset
+    size,
+    eps=config.rms_norm_eps,
+    dtype=dtype,
+    offset=config.norm_offset,
+    scaled=not (before_product and "norms" in config.fused),
   )
 
 
@@ -131,15 +154,22 @@ class MLP(nnx.Module):
 
     width, wide = config.hidden_size, config.intermediate_size
     self.activation = config.activation
-    self.gate_proj = make(width, wide) if config.mlp_gate else None
-    self.up_proj = make(width, wide)
+    self.fused = "gate_up" in config.fused
+    if self.fused:
+      self.gate_up_proj = make(width, 2 * wide)
+    else:
+      self.gate_proj = make(width, wide) if config.mlp_gate else None
+      self.up_proj = make(width, wide)
     self.down_proj = make(wide, width)
 
   def __call__(self, x: Array) -> Array:
-    if self.gate_proj is None:
+    if self.fused:
+      gate, up = jnp.split(self.gate_up_proj(x), 2, axis=-1)
+    elif self.gate_proj is None:
       return self.down_proj(_activate(self.up_proj(x), self.activation))
-    gate = _activate(self.gate_proj(x), self.activation)
-    return self.down_proj(gate * self.up_proj(x))
+    else:
+      gate, up = self.gate_proj(x), self.up_proj(x)
+    return self.down_proj(_activate(gate, self.activation) * up)
 
 
 def _stretch(frequency: float, scaling: _config.RopeScaling) -> float:

@@ -1,18 +1,36 @@
 """The one weight product, in the form that each platform runs best."""
 
+from typing import Protocol, TypeAlias
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import lax
 
 from ldjax import typing
+from ldjax.models import _quantized
 
 Array = typing.Array
 
 
+class OtherWeight(Protocol):
+  """A weight `[out, in]` that is no array and knows its own product."""
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """[out, in]."""
+
+  def product(self, rows: Array) -> Array:
+    """[n, in] -> [n, out], of float32."""
+
+
+Weight: TypeAlias = Array | _quantized.NarrowWeight | OtherWeight
+
+
 def linear(
   x: Array,
-  weight: Array,
+  weight: Weight,
   bias: Array | None = None,
   *,
   out_dtype: jax.typing.DTypeLike | None = None,
@@ -23,7 +41,8 @@ def linear(
 
   Args:
     x: [..., in].
-    weight: [out, in], of the dtype of `x`.
+    weight: [out, in]; of another dtype than `x`, it is the weight's that they
+      are multiplied in. See `narrow` for weights in fewer bits.
     bias: [out] or None.
     out_dtype: of the result, default that of `x`.
 
@@ -37,8 +56,16 @@ def linear(
   """
   out_dtype = x.dtype if out_dtype is None else out_dtype
   rows = x.reshape(-1, x.shape[-1])
+  if isinstance(weight, _quantized.NarrowWeight) and not weight.rows:
+    weight = weight.wide(x.dtype)
+  if not isinstance(weight, jax.Array | np.ndarray):
+    out = weight.product(rows).astype(out_dtype)
+    return _finish(out, x, bias)
+  rows = rows.astype(weight.dtype)
   precision = (
-    lax.Precision.HIGHEST if x.dtype == jnp.float32 else lax.Precision.DEFAULT
+    lax.Precision.HIGHEST
+    if weight.dtype == jnp.float32
+    else lax.Precision.DEFAULT
   )
 
   def product(lhs, rhs, contract):
@@ -64,9 +91,14 @@ def linear(
     return lax.optimization_barrier(result).T
 
   out = lax.platform_dependent(rows, weight, cpu=cpu, default=plain)
-  out = out.reshape(*x.shape[:-1], weight.shape[0])
+  return _finish(out, x, bias)
+
+
+def _finish(out: Array, x: Array, bias: Array | None) -> Array:
+  """The rows of a product as `x` has them, and the bias."""
+  out = out.reshape(*x.shape[:-1], out.shape[-1])
   if bias is not None:
-    out = out + jnp.broadcast_to(bias.astype(out_dtype), out.shape)
+    out = out + jnp.broadcast_to(bias.astype(out.dtype), out.shape)
   return out
 
 
@@ -93,4 +125,5 @@ class Linear(nnx.Module):
 
   def __call__(self, x: Array) -> Array:
     bias = None if self.bias is None else self.bias[...]
-    return linear(x, self.weight[...], bias)
+    # Not self.weight[...]: what is no array can't be indexed.
+    return linear(x, self.weight.get_value(), bias)

@@ -26,13 +26,15 @@ class Block(nnx.Module):
     dtype: jax.typing.DTypeLike,
     rngs: nnx.Rngs,
   ):
-    def norm():
-      return _layers.make_norm(config, config.hidden_size, dtype)
+    def norm(before_product=False):
+      return _layers.make_norm(
+        config, config.hidden_size, dtype, before_product=before_product
+      )
 
-    self.input_layernorm = norm()
+    self.input_layernorm = norm(before_product=True)
     self.self_attn = _attention.Attention(config, dtype=dtype, rngs=rngs)
     self.attention_output_norm = norm() if config.output_norms else None
-    self.post_attention_layernorm = norm()
+    self.post_attention_layernorm = norm(before_product=True)
     self.mlp = _layers.MLP(config, dtype=dtype, rngs=rngs)
     self.mlp_output_norm = norm() if config.output_norms else None
 
@@ -138,11 +140,10 @@ class Transformer(nnx.Module):
     )
 
   @property
-  def output_matrix(self) -> Array:
+  def output_matrix(self) -> _linear.Weight:
     """[V, E], what turns hidden states into logits."""
-    if self.lm_head is None:
-      return self.embed_tokens.weight[...]
-    return self.lm_head.weight[...]
+    layer = self.embed_tokens if self.lm_head is None else self.lm_head
+    return layer.weight.get_value()
 
   def _embed(self, tokens: Array, positions: Array) -> Array:
     """What enters the first layer, [R, T, E]."""
