@@ -71,7 +71,7 @@ def _fused_layer(
       )
       for each in targets:
         inner[each] = _scaled(inner[each], layer[norm], config.norm_offset)
-      layer[norm] = {}
+      del layer[norm]
     layer[name] = inner
   return layer
 
