@@ -6,9 +6,18 @@ from typing import Any, Literal
 
 import jax
 
-from ldjax import _drafts, assemble, checkpoints, contrib
+from ldjax import _drafts, assemble, checkpoints, contrib, optimize
 
 _COMPAT = ("medusa2",)
+
+# What a plan says unless it is said to `load`, and the defaults.
+_PLANNED: dict[str, Any] = {
+  "max_len": None,
+  "cache_dtype": None,
+  "page_size": 16,
+  "num_pages": None,
+  "initial_pages": None,
+}
 
 
 def _heads(
@@ -51,6 +60,7 @@ def load(
   on_pressure: str = "preempt",
   mesh: jax.sharding.Mesh | None = None,
   compat: Literal["medusa2"] | None = None,
+  plan: optimize.DecodePlan | str | os.PathLike[str] | None = None,
   progress: assemble.Progress | None = None,
 ) -> assemble.LanguageModel:
   """Loads a target and puts a decoder around it.
@@ -101,6 +111,9 @@ def load(
       `draft="auto"` the heads are the model's own, or those that come with
       ldjax for it. See `contrib.as_medusa2`, which also knows its typical
       acceptance.
+    plan: from `ldjax.plan` or its file: how this model decodes best on this
+      machine. It says the form of the weights, and the arguments above that are
+      left at their defaults.
     progress: called with a line of text as loading goes on.
 
   Returns:
@@ -110,7 +123,7 @@ def load(
     FileNotFoundError: for a path or draft that is not there.
     TypeError: for a mesh that is none.
     ValueError: for files, settings or axes of a mesh that do not fit, naming
-      them.
+      them; for a plan of another machine or model.
 
   Example:
     model = ldjax.load("demo")
@@ -127,6 +140,28 @@ def load(
     "on_pressure": on_pressure,
     "progress": progress,
   }
+  if plan is not None:
+    if compat is not None or dtype is not None:
+      raise ValueError(
+        "a plan says how to decode and in which dtypes; leave out compat and"
+        " dtype, or the plan"
+      )
+    if not isinstance(plan, optimize.DecodePlan):
+      plan = optimize.DecodePlan.read(plan)
+    plan.check_machine()
+    given = {
+      name: getattr(plan, name)
+      for name, default in _PLANNED.items()
+      if options[name] == default and getattr(plan, name) is not None
+    }
+    model = assemble.load(
+      path,
+      draft=draft,
+      tree=plan.tree if tree == "auto" else tree,
+      mesh=plan.make_mesh() if mesh is None else mesh,
+      **{**options, **given},
+    )
+    return optimize.apply(model, plan)
   if compat is None:
     return assemble.load(path, draft=draft, tree=tree, mesh=mesh, **options)
   if compat not in _COMPAT:

@@ -4,25 +4,48 @@ from ldjax.optimize._adapt import LadderPlan, LadderTrack, make_plan
 from ldjax.optimize._ceiling import Ceiling, chain_ceiling, tree_ceiling
 from ldjax.optimize._cost import CostCurve, default_ratio
 from ldjax.optimize._costs_file import load_costs
+from ldjax.optimize._decode_plan import DecodePlan, apply, machine, model_key
 from ldjax.optimize._measure import measure_costs
 from ldjax.optimize._oracle import OracleParams, oracle, oracle_params
 from ldjax.optimize._plan import plan_ladder
+from ldjax.optimize._precision import (
+  Difference,
+  choose_precision,
+  narrowed,
+  what_gains,
+)
+from ldjax.optimize._programs import (
+  ProgramCounts,
+  block_kernels,
+  count_program,
+)
 from ldjax.optimize._tune_kernels import tune_kernels
 
 __all__ = [
   "Ceiling",
   "CostCurve",
+  "DecodePlan",
+  "Difference",
   "LadderPlan",
   "LadderTrack",
   "OracleParams",
+  "ProgramCounts",
+  "apply",
+  "block_kernels",
   "chain_ceiling",
+  "choose_precision",
+  "count_program",
   "default_ratio",
   "load_costs",
+  "machine",
   "make_plan",
   "measure_costs",
+  "model_key",
+  "narrowed",
   "oracle",
   "oracle_params",
   "plan_ladder",
   "tree_ceiling",
   "tune_kernels",
+  "what_gains",
 ]

@@ -1,5 +1,6 @@
 """Cost curves that were measured before, in the user's cache folder."""
 
+import collections
 import dataclasses
 import hashlib
 import importlib.metadata
@@ -38,6 +39,13 @@ def _key(model: assemble.LanguageModel, batch: int) -> dict[str, Any]:
     "name": model.name,
     "config": dataclasses.asdict(model.config),
     "dtype": str(leaf.dtype),
+    "weights": dict(
+      sorted(
+        collections.Counter(
+          str(x.dtype) for x in jax.tree.leaves(model.params.target)
+        ).items()
+      )
+    ),
     "cache_dtypes": sorted({str(x.dtype) for x in jax.tree.leaves(cache)}),
     "draft": model.draft_name,
     "ladder": [[rung.draft.size, rung.draft.depth] for rung in model.ladder],
