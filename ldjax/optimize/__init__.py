@@ -5,24 +5,23 @@ from ldjax.optimize._ceiling import Ceiling, chain_ceiling, tree_ceiling
 from ldjax.optimize._cost import CostCurve, default_ratio
 from ldjax.optimize._costs_file import load_costs
 from ldjax.optimize._decode_plan import DecodePlan, apply, machine, model_key
-from ldjax.optimize._measure import measure_costs
+from ldjax.optimize._gains import what_gains
+from ldjax.optimize._matrices import narrowed
+from ldjax.optimize._measure import compare_steps, measure_costs
 from ldjax.optimize._oracle import OracleParams, oracle, oracle_params
 from ldjax.optimize._plan import plan_ladder
-from ldjax.optimize._precision import (
-  Difference,
-  choose_precision,
-  narrowed,
-  what_gains,
-)
+from ldjax.optimize._precision import Comparison, Difference, choose_precision
 from ldjax.optimize._programs import (
   ProgramCounts,
   block_kernels,
   count_program,
+  step_program,
 )
 from ldjax.optimize._tune_kernels import tune_kernels
 
 __all__ = [
   "Ceiling",
+  "Comparison",
   "CostCurve",
   "DecodePlan",
   "Difference",
@@ -34,6 +33,7 @@ __all__ = [
   "block_kernels",
   "chain_ceiling",
   "choose_precision",
+  "compare_steps",
   "count_program",
   "default_ratio",
   "load_costs",
@@ -45,6 +45,7 @@ __all__ = [
   "oracle",
   "oracle_params",
   "plan_ladder",
+  "step_program",
   "tree_ceiling",
   "tune_kernels",
   "what_gains",

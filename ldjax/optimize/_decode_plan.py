@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from ldjax import assemble, models
-from ldjax.optimize import _cost, _costs_file, _precision
+from ldjax.optimize import _cost, _costs_file, _matrices
 
 VERSION = 1
 """Of the file's format."""
@@ -222,7 +222,7 @@ def apply(model: assemble.LanguageModel, plan: DecodePlan) -> Any:
   if plan.fused:
     config, params = models.fuse(config, params, plan.fused)
   if plan.precision:
-    config, params = _precision.narrowed(config, params, plan.precision)
+    config, params = _matrices.narrowed(config, params, plan.precision)
   planned = assemble.with_target(model, config, params)
   for curve in plan.curves:
     _keep(planned, curve)

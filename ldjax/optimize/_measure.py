@@ -4,7 +4,7 @@ import functools
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,8 @@ SIZES = (1, 2, 4, 8, 16)
 """What is measured unless other sizes are asked for."""
 
 _PROMPT = 256
+_PROMPTS = 1024
+"""Tokens that the rows have read together, at most, but 16 each at least."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -58,7 +60,7 @@ class _Middle:
 
   def _begin(self) -> None:
     model = self._model
-    length = min(model.max_len // 2, _PROMPT)
+    length = min(model.max_len // 2, _PROMPT, max(16, _PROMPTS // self._batch))
     rng = np.random.default_rng(0)
     vocab = model.config.vocab_size
     sampling = jax.tree.map(lambda x: x[0], sampling_lib.make_sampling(1))
@@ -199,3 +201,46 @@ def _propose(
     propose(model.params.draft, middle.state.draft, context)
   )
   return time.perf_counter() - began
+
+
+def compare_steps(
+  variants: Mapping[str, assemble.LanguageModel],
+  sizes: Sequence[int],
+  *,
+  batch: int = 1,
+  rounds: int = 9,
+  progress: assemble.Progress | None = None,
+) -> dict[str, dict[int, list[float]]]:
+  """Whole steps of forms of one model, taking turns.
+
+  Args:
+    variants: by name; one model's decoders, see `ldjax.with_target`.
+    sizes: T of the trees.
+    batch: B, rows that run together.
+    rounds: steps of each at each size.
+    progress: called with a line of text before each compilation.
+
+  Returns:
+    By name and size the seconds of each round; those of one round stand at
+    the same place everywhere, so that their ratios are of the same moment.
+
+  Example:
+    times = ldjax.optimize.compare_steps({"as loaded": model}, [1, 4])
+  """
+  say = progress or (lambda line: None)
+  middles = {name: _Middle(each, batch) for name, each in variants.items()}
+  steps = {}
+  for name, model in variants.items():
+    for size in sizes:
+      decoder = assemble.decoder_with(model, _draft_of(model, size))
+      step = jax.jit(decoder.step, donate_argnums=1)
+      say(f"Compiling a step of {size} nodes, {name} (seconds)")
+      middles[name].step(step, size)
+      steps[name, size] = step
+  times: dict[str, dict[int, list[float]]] = {
+    name: {size: [] for size in sizes} for name in variants
+  }
+  for _ in range(rounds):
+    for (name, size), step in steps.items():
+      times[name][size].append(middles[name].step(step, size))
+  return times

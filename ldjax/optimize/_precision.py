@@ -1,9 +1,7 @@
-"""Which matrices may go to fewer bits within an error that the user sets."""
+"""Which matrices go to fewer bits within an error that the user sets."""
 
-import dataclasses
 import functools
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,215 +11,10 @@ import numpy as np
 from flax import struct
 from jax import lax
 
-from ldjax import assemble, models, typing
+from ldjax import assemble, memory, models, typing
+from ldjax.optimize import _matrices
 
 Array = typing.Array
-Path = tuple[str | int, ...]
-
-HEAD = "lm_head"
-"""The group of the output matrix."""
-
-_GAIN = 1.05
-"""How much faster a product must be in fewer bits to be worth it."""
-
-
-def groups(config: models.TransformerConfig) -> list[str]:
-  """The parts of a model that are chosen together, by name.
-
-  Args:
-    config: of the model.
-
-  Example:
-    >>> import ldjax
-    >>> groups(ldjax.testing.tiny_model().config)[:2]
-    ['layers.0.self_attn', 'layers.0.mlp']
-  """
-  halves = ("self_attn", "mlp")
-  layers = [f"layers.{i}.{h}" for i in range(config.num_layers) for h in halves]
-  return [*layers, HEAD]
-
-
-def matrices(params: Any, group: str) -> dict[str, Any]:
-  """The weights of a group by full name, such as `layers.0.mlp.up_proj`.
-
-  Args:
-    params: of a target.
-    group: see `groups`.
-  """
-  if group == HEAD:
-    matrix = params.get(HEAD, params["embed_tokens"])
-    return {HEAD: matrix["weight"]}
-  _, number, half = group.split(".")
-  inner = params["layers"][int(number)][half]
-  return {
-    f"{group}.{name}": part["weight"]
-    for name, part in inner.items()
-    if name.endswith("_proj")
-  }
-
-
-def with_weights(
-  config: models.TransformerConfig, params: Any, weights: Mapping[str, Any]
-) -> tuple[models.TransformerConfig, Any]:
-  """Parameters with some weights in the place of others.
-
-  An output matrix that was the embedding's becomes one of its own.
-
-  Args:
-    config: of the target.
-    params: of it.
-    weights: by full name, see `matrices`.
-
-  Raises:
-    ValueError: for a name that the model has not.
-  """
-  layers = dict(params["layers"])
-  changed = {**params, "layers": layers}
-  for name, weight in weights.items():
-    if name == HEAD:
-      changed[HEAD] = {"weight": weight}
-      config = dataclasses.replace(config, tie_word_embeddings=False)
-      continue
-    group, _, last = name.rpartition(".")
-    if group not in groups(config) or name not in matrices(params, group):
-      raise ValueError(
-        f"the model has no matrix {name!r}; there are, for example,"
-        f" {', '.join(matrices(params, groups(config)[0]))}"
-      )
-    _, number, half = group.split(".")
-    layer = dict(layers[int(number)])
-    layer[half] = {**layer[half], last: {**layer[half][last], "weight": weight}}
-    layers[int(number)] = layer
-  return config, changed
-
-
-def narrowed(
-  config: models.TransformerConfig, params: Any, choice: Mapping[str, str]
-) -> tuple[models.TransformerConfig, Any]:
-  """Parameters with the matrices of a choice in fewer bits.
-
-  Args:
-    config: of the target.
-    params: of it.
-    choice: precision by full name of a matrix, see `models.narrow`.
-
-  Raises:
-    ValueError: for a matrix or precision that is not known.
-
-  Example:
-    >>> import ldjax
-    >>> tiny = ldjax.testing.tiny_model()
-    >>> _, params = narrowed(
-    ...   tiny.config, tiny.params, {"layers.1.mlp.up_proj": "bfloat16"})
-    >>> params["layers"][1]["mlp"]["up_proj"]["weight"].dtype.name
-    'bfloat16'
-  """
-  found: dict[str, Any] = {}
-  for name, precision in choice.items():
-    group = name if name == HEAD else name.rpartition(".")[0]
-    known = matrices(params, group) if group in groups(config) else {}
-    if name not in known:
-      raise ValueError(f"the model has no matrix {name!r}")
-    found[name] = models.narrow(known[name], precision)
-  return with_weights(config, params, found)
-
-
-def _median_seconds(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
-  """Medians of calls that take turns."""
-  times: dict[str, list[float]] = {name: [] for name in calls}
-  for call in calls.values():
-    jax.block_until_ready(call())
-  for _ in range(9):
-    for name, call in calls.items():
-      began = time.perf_counter()
-      jax.block_until_ready(call())
-      times[name].append(time.perf_counter() - began)
-  return {name: statistics.median(each) for name, each in times.items()}
-
-
-@jax.jit
-def _products(x: Array, weights: Sequence[Any]) -> Array:
-  total = jnp.zeros((), jnp.float32)
-  for weight in weights:
-    total = total + models.linear(x, weight, out_dtype=jnp.float32).sum()
-  return total
-
-
-_COLD_BYTES = 64 * 2**20
-"""Weights that a measurement reads in turn: more than a cache holds."""
-
-
-def product_seconds(
-  shape: tuple[int, int], dtype: Any, rows: int, precisions: Sequence[str]
-) -> dict[str, float]:
-  """Seconds of a product on this device, in each precision.
-
-  Args:
-    shape: [out, in] of the weight.
-    dtype: of the model.
-    rows: that are multiplied at once.
-    precisions: of `models.PRECISIONS`.
-
-  Returns:
-    By precision; the one of the model's dtype as "same".
-  """
-  size = shape[0] * shape[1] * jnp.dtype(dtype).itemsize
-  count = min(64, max(1, _COLD_BYTES // size))
-  keys = jax.random.split(jax.random.key(0), count)
-  exact = [jax.random.normal(key, shape, dtype) for key in keys]
-  x = jax.random.normal(jax.random.key(1), (rows, shape[1]), dtype)
-  calls = {"same": functools.partial(_products, x, exact)}
-  for precision in precisions:
-    small = [models.narrow(weight, precision) for weight in exact]
-    calls[precision] = functools.partial(_products, x, small)
-  found = _median_seconds(calls)
-  return {name: seconds / count for name, seconds in found.items()}
-
-
-def what_gains(
-  params: Any,
-  config: models.TransformerConfig,
-  rows: Sequence[int],
-  precisions: Sequence[str] = models.PRECISIONS,
-) -> dict[str, dict[str, Any]]:
-  """The matrices that this device multiplies faster in fewer bits.
-
-  Args:
-    params: of a target.
-    config: of it.
-    rows: numbers of rows that steps will have, batch times nodes.
-    precisions: to try.
-
-  Returns:
-    By full name: `precision`, and `gain`, seconds saved a step over the
-    numbers of rows; matrices that nothing is faster for are left out.
-  """
-  dtype = params["embed_tokens"]["weight"].dtype
-  by_shape: dict[tuple[int, int], tuple[str, float] | None] = {}
-  found = {}
-  for group in groups(config):
-    for name, weight in matrices(params, group).items():
-      shape = tuple(weight.shape)
-      if shape not in by_shape:
-        by_shape[shape] = _best(shape, dtype, rows, precisions)
-      best = by_shape[shape]
-      if best is not None:
-        found[name] = {"precision": best[0], "gain": best[1]}
-  return found
-
-
-def _best(
-  shape: tuple[int, int],
-  dtype: Any,
-  rows: Sequence[int],
-  precisions: Sequence[str],
-) -> tuple[str, float] | None:
-  each = [product_seconds(shape, dtype, count, precisions) for count in rows]
-  total = {name: sum(one[name] for one in each) for name in each[0]}
-  best = min(precisions, key=total.__getitem__, default=None)
-  if best is None or total["same"] < _GAIN * total[best]:
-    return None
-  return best, (total["same"] - total[best]) / len(rows)
 
 
 @struct.dataclass
@@ -272,6 +65,7 @@ class Comparison:
     model: from `load`, exact.
     texts: token ids [n, S], n texts.
     choice: precision by full name: everything that may be chosen.
+    cache_dtype: of keys and values in what is compared with the exact model.
   """
 
   def __init__(
@@ -279,13 +73,14 @@ class Comparison:
     model: assemble.LanguageModel,
     texts: np.ndarray,
     choice: Mapping[str, str],
+    cache_dtype: Any = None,
   ):
     self._choice = dict(choice)
     params = model.params.target
     exact = {
       name: weight
-      for group in groups(model.config)
-      for name, weight in matrices(params, group).items()
+      for group in _matrices.groups(model.config)
+      for name, weight in _matrices.matrices(params, group).items()
       if name in choice
     }
     self._exact = exact
@@ -293,15 +88,16 @@ class Comparison:
       name: models.narrow(weight, choice[name])
       for name, weight in exact.items()
     }
-    self._config, _ = with_weights(model.config, params, exact)
+    self._config, _ = _matrices.with_weights(model.config, params, exact)
     self._params = params
     dtype = params["embed_tokens"]["weight"].dtype
-    self._score = _scorer(self._config, dtype)
+    self._score = _scorer(
+      self._config, dtype, memory.cache_dtype(cache_dtype or dtype)
+    )
     self._texts = [jnp.asarray(text, jnp.int32)[None] for text in texts]
+    exactly = _scorer(self._config, dtype, memory.cache_dtype(dtype))
     off = self._with(())
-    self._reference = [
-      np.asarray(self._score(off, text)) for text in self._texts
-    ]
+    self._reference = [np.asarray(exactly(off, text)) for text in self._texts]
 
   def _with(self, names: Sequence[str]) -> Any:
     weights = {
@@ -310,7 +106,7 @@ class Comparison:
       )
       for name, weight in self._exact.items()
     }
-    return with_weights(self._config, self._params, weights)[1]
+    return _matrices.with_weights(self._config, self._params, weights)[1]
 
   def difference(self, names: Sequence[str], count: int | None = None) -> Any:
     """The difference with some matrices in fewer bits.
@@ -335,14 +131,16 @@ class Comparison:
 
 
 @functools.lru_cache(maxsize=8)
-def _scorer(config: models.TransformerConfig, dtype: Any) -> Any:
+def _scorer(
+  config: models.TransformerConfig, dtype: Any, cache_dtype: Any
+) -> Any:
   """(params, text [1, S]) -> logits [S, V], as a prompt is read."""
   target, _ = models.functionalize(models.abstract_model(config, dtype))
 
   def run(params, text):
     size = text.shape[1]
     init_cache = assemble.cache_factory(
-      config, max_len=size, page_size=size, dtype=dtype
+      config, max_len=size, page_size=size, dtype=cache_dtype
     )
     chain = jnp.arange(size, dtype=jnp.int32)[None]
     view = init_cache(1).view()
@@ -367,6 +165,7 @@ def choose_precision(
   *,
   max_kl: float,
   max_changed: float = 1.0,
+  cache_dtype: Any = None,
   on_group: Callable[[int, int], None] | None = None,
 ) -> tuple[dict[str, str], Difference]:
   """Chooses the matrices that go to fewer bits within a bound.
@@ -382,6 +181,7 @@ def choose_precision(
     gains: from `what_gains`.
     max_kl: the bound of the mean KL divergence, nats a token.
     max_changed: the largest share of greedy tokens that may change.
+    cache_dtype: of keys and values, whose error counts too.
     on_group: called with the number of groups measured, and of all.
 
   Returns:
@@ -404,10 +204,10 @@ def choose_precision(
   if not gains or max_kl == 0 or max_changed == 0:
     return {}, exact
   choice = {name: gain["precision"] for name, gain in gains.items()}
-  comparison = Comparison(model, texts, choice)
+  comparison = Comparison(model, texts, choice, cache_dtype)
   by_group: dict[str, list[str]] = {}
   for name in gains:
-    group = name if name == HEAD else name.rpartition(".")[0]
+    group = name if name == _matrices.HEAD else name.rpartition(".")[0]
     by_group.setdefault(group, []).append(name)
   few = max(1, min(len(texts), 3))
   order = []
@@ -430,7 +230,7 @@ def choose_precision(
   # it is, it was measured itself.
   fits, least = len(ranked), measured(len(ranked))
   if not fit(least):
-    fits, least, over = 0, exact, len(ranked)
+    fits, least, over = 0, measured(0), len(ranked)
     while over - fits > 1:
       middle = (fits + over) // 2
       found = measured(middle)

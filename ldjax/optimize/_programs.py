@@ -153,3 +153,24 @@ def block_kernels(
     program = _forward(fewer, {**shapes, "layers": kept}, dtype, size)
     counts.append(count_program(program).kernels)
   return counts[1] - counts[0]
+
+
+def step_program(
+  model: assemble.LanguageModel, *, batch: int = 1
+) -> ProgramCounts:
+  """Counts the compiled step of a model's draft, its state donated.
+
+  Args:
+    model: from `load`.
+    batch: B, rows that run together.
+
+  Example:
+    print(ldjax.optimize.step_program(model).reused)
+  """
+  params = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
+    model.params,
+  )
+  state = jax.eval_shape(lambda p: model.fallback.empty(p, batch), params)
+  step = jax.jit(model.decoder.step, donate_argnums=1)
+  return count_program(step.lower(params, state).compile())
