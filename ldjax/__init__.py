@@ -21,6 +21,7 @@ from ldjax._generate import Stream, generate, stream
 from ldjax._generation import Generation
 from ldjax._load import load
 from ldjax._pages import MemoryCounts
+from ldjax._plan import plan
 from ldjax._request import encode_prompt
 from ldjax._serve import Server, ServerStats, serve
 from ldjax._settings import Settings
@@ -56,6 +57,7 @@ __all__ = [
   "models",
   "pallas_kernels",
   "parse_tree",
+  "plan",
   "sampling",
   "serve",
   "show_round",

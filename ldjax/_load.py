@@ -156,7 +156,7 @@ def load(
     }
     model = assemble.load(
       path,
-      draft=draft,
+      draft=plan.draft if draft == "auto" else draft,
       tree=plan.tree if tree == "auto" else tree,
       mesh=plan.make_mesh() if mesh is None else mesh,
       **{**options, **given},

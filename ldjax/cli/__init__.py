@@ -10,6 +10,7 @@ from ldjax.cli import (
   _generate,
   _kernels,
   _memory,
+  _optimize,
   _train,
 )
 
@@ -29,6 +30,7 @@ _benches.command("memory")(_memory.bench_memory)
 app.add_typer(_benches, name="bench")
 app.command("memory")(_memory.report)
 app.command()(_costs.costs)
+app.command("optimize")(_optimize.optimize_command)
 app.command()(_kernels.kernels)
 app.command()(_kernels.tune_kernels)
 app.command()(_train.train)

@@ -9,7 +9,7 @@ import rich.console
 import rich.text
 import typer
 
-from ldjax import assemble
+from ldjax import _load, assemble
 
 console = rich.console.Console(stderr=True, highlight=False)
 
@@ -51,16 +51,18 @@ def load(
   tree: str = "auto",
   max_len: int | None = None,
   cache_dtype: str | None = None,
+  plan: str | os.PathLike[str] | None = None,
 ) -> assemble.LanguageModel:
   """Loads a model with a spinner that says what goes on."""
   keep_compilations()
   with console.status(rich.text.Text(f"Loading {model}")) as status:
-    return assemble.load(
+    return _load.load(
       model,
       draft=draft,
       tree=tree,
       max_len=max_len,
       cache_dtype=cache_dtype,
+      plan=plan,
       progress=lambda line: status.update(
         rich.text.Text(f"Loading {model}: {line}")
       ),

@@ -39,6 +39,7 @@ def generate(
     typer.Option(help="Tokens of prompt and answer together at most."),
   ] = None,
   cache_dtype: _options.CacheDtype = None,
+  plan: _options.Plan = None,
   temperature: _options.Temperature = 0.0,
   top_p: _options.TopP = None,
   top_k: _options.TopK = None,
@@ -83,7 +84,7 @@ def generate(
       seed=seed,
       chat=chat,
     )
-    loaded = _console.load(model, draft, tree, max_len, cache_dtype)
+    loaded = _console.load(model, draft, tree, max_len, cache_dtype, plan)
     stream = _generate.stream(loaded, prompt, settings, progress=_console.say)
     for piece in stream:
       if not as_json:

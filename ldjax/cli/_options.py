@@ -1,5 +1,6 @@
 """Options that several commands share, each with its one help text."""
 
+import pathlib
 from typing import Annotated, TypeAlias
 
 import typer
@@ -40,4 +41,8 @@ CacheDtype: TypeAlias = Annotated[
     help="Of keys and values: float32, bfloat16, float16, int8 or"
     " float8_e4m3fn; default that of the weights."
   ),
+]
+Plan: TypeAlias = Annotated[
+  pathlib.Path | None,
+  typer.Option(help="A plan that ldjax optimize wrote for this model."),
 ]

@@ -4,7 +4,13 @@ from ldjax.optimize._adapt import LadderPlan, LadderTrack, make_plan
 from ldjax.optimize._ceiling import Ceiling, chain_ceiling, tree_ceiling
 from ldjax.optimize._cost import CostCurve, default_ratio
 from ldjax.optimize._costs_file import load_costs
-from ldjax.optimize._decode_plan import DecodePlan, apply, machine, model_key
+from ldjax.optimize._decode_plan import (
+  DecodePlan,
+  apply,
+  machine,
+  make_mesh,
+  model_key,
+)
 from ldjax.optimize._gains import what_gains
 from ldjax.optimize._matrices import narrowed
 from ldjax.optimize._measure import compare_steps, measure_costs
@@ -38,6 +44,7 @@ __all__ = [
   "default_ratio",
   "load_costs",
   "machine",
+  "make_mesh",
   "make_plan",
   "measure_costs",
   "model_key",

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import pathlib
 import platform
@@ -31,6 +32,19 @@ def machine() -> dict[str, Any]:
     "cores": os.cpu_count(),
     "jax": jax.__version__,
   }
+
+
+def make_mesh(shape: Mapping[str, int]) -> jax.sharding.Mesh:
+  """A mesh of this machine's first devices.
+
+  Args:
+    shape: sizes of the axes by name.
+  """
+  kinds = (jax.sharding.AxisType.Auto,) * len(shape)
+  devices = jax.devices()[: math.prod(shape.values())]
+  return jax.make_mesh(
+    tuple(shape.values()), tuple(shape), axis_types=kinds, devices=devices
+  )
 
 
 def model_key(config: models.TransformerConfig, params: Any) -> str:
@@ -64,6 +78,7 @@ class DecodePlan:
     name: where the model came from, for messages.
     batch_size: B, rows to decode together.
     max_len: the most tokens of a sequence.
+    draft: as for `load`, what it was measured with.
     fused: parts of the model in fewer matrices, see `models.fuse`.
     precision: fewer bits by full name of a matrix, see `models.narrow`.
     tree: as for `load`.
@@ -86,6 +101,7 @@ class DecodePlan:
   name: str
   batch_size: int
   max_len: int
+  draft: str = "auto"
   fused: tuple[str, ...] = ()
   precision: Mapping[str, str] = dataclasses.field(default_factory=dict)
   tree: str = "auto"
@@ -189,11 +205,7 @@ class DecodePlan:
 
   def make_mesh(self) -> jax.sharding.Mesh | None:
     """The mesh it was made for, of this machine's devices."""
-    if self.mesh is None:
-      return None
-    shape = tuple(self.mesh.values())
-    kinds = (jax.sharding.AxisType.Auto,) * len(shape)
-    return jax.make_mesh(shape, tuple(self.mesh), axis_types=kinds)
+    return None if self.mesh is None else make_mesh(self.mesh)
 
 
 def apply(model: assemble.LanguageModel, plan: DecodePlan) -> Any:
