@@ -41,6 +41,7 @@ _ORDER = (
   "_serve",
   "contrib",
   "_load",
+  "_plan_passes",
   "_plan",
   "testing",
   "bench",
