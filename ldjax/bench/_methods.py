@@ -20,6 +20,7 @@ BASELINE = "autoregressive"
 """The method that all others are compared with: plain decoding."""
 
 Method: TypeAlias = assemble.LanguageModel | _transformers.TransformersModel
+"""What can be compared: a model with its draft, or another program."""
 
 _Make: TypeAlias = Callable[
   [assemble.LanguageModel, str, str, assemble.Progress | None], Method
