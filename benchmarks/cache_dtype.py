@@ -21,58 +21,15 @@ import json
 import pathlib
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import ldjax
 from ldjax import bench
 
-_CHUNK = 64
-
-
-@functools.cache
-def _program(target):
-  def read(params, cache, tokens, count):
-    column = jnp.arange(_CHUNK, dtype=jnp.int32)[None]
-    output = target.forward(
-      params, tokens, cache.length[:, None] + column, column - 1, cache.view()
-    )
-    cache, _ = cache.commit(output.block_kv, column, count)
-    return cache, target.score(params, output.hidden).logits[0]
-
-  return jax.jit(read, donate_argnums=1)
-
-
-def read_logits(model, tokens, first):
-  """Logits [S - first, V] after each token of a text from `first` on."""
-  cache, parts = model.init_cache(1), []
-  for start in range(0, len(tokens), _CHUNK):
-    part = tokens[start : start + _CHUNK]
-    block = np.zeros((1, _CHUNK), np.int32)
-    block[0, : len(part)] = part
-    cache, logits = _program(model.target)(
-      model.params.target,
-      cache,
-      jnp.asarray(block),
-      jnp.asarray([len(part)], jnp.int32),
-    )
-    if start + len(part) > first:
-      parts.append(np.asarray(logits)[max(first - start, 0) : len(part)])
-  return np.concatenate(parts)
-
 
 def log_softmax(logits):
   shifted = logits - logits.max(-1, keepdims=True)
   return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-
-
-def last_word(model, passage):
-  """Whether every token of the last word is the likeliest one."""
-  context, word = passage.rsplit(" ", 1)
-  tokens = model.tokenizer.encode(context)
-  answer = model.tokenizer.encode(f"{context} {word}")[len(tokens) :]
-  logits = read_logits(model, [*tokens, *answer[:-1]], len(tokens) - 1)
-  return logits.argmax(-1).tolist() == list(answer)
 
 
 def compare(logits, wanted):
@@ -130,7 +87,9 @@ def main() -> None:
       texts = emitted
     errors = []
     for index, (context, text) in enumerate(zip(contexts, texts, strict=True)):
-      logits = read_logits(model, [*context, *text[:-1]], len(context) - 1)
+      logits = bench.read_logits(
+        model, [*context, *text[:-1]], len(context) - 1
+      )
       if len(references) <= index:
         references.append(logits)
       errors.append(compare(logits, references[index]))
@@ -156,8 +115,7 @@ def main() -> None:
       "texts_same": sum(
         mine == theirs for mine, theirs in zip(emitted, texts, strict=True)
       ),
-      "last_words": sum(last_word(model, passage) for passage in passages)
-      / len(passages),
+      "last_words": sum(bench.last_words(model, passages)) / len(passages),
     }
     del model
     gc.collect()

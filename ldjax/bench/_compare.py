@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import itertools
-import pathlib
 import statistics
 from collections.abc import (
   Callable,
@@ -16,60 +15,11 @@ from typing import Any, TypeAlias
 
 import jax
 
-from ldjax import (
-  _drafts,
-  _engine,
-  _generate,
-  _generation,
-  _settings,
-  assemble,
-  contrib,
-)
-from ldjax.bench import _margin
+from ldjax import _generation, _settings, assemble
+from ldjax.bench import _margin, _methods, _work
 
-BASELINE = "autoregressive"
-"""The method that all others are compared with: plain decoding."""
-
-
-def make_methods(
-  model: assemble.LanguageModel, names: Sequence[str]
-) -> dict[str, assemble.LanguageModel]:
-  """Puts a decoder for each method around one set of weights.
-
-  Args:
-    model: as `generate` would use it; that is the method `ldjax`.
-    names: `autoregressive`, `ngram`, `ldjax`, `medusa2` (see
-      `contrib.as_medusa2`) with the heads that come with ldjax for the model
-      or `medusa2:FOLDER` with others, or a folder with draft heads (called by
-      the folder's name).
-
-  Raises:
-    ValueError: for an unknown name, with the known ones, or one given twice.
-  """
-  methods: dict[str, assemble.LanguageModel] = {}
-  for name in names:
-    if name == BASELINE:
-      label, method = name, assemble.with_draft(model, "none")
-    elif name == "ngram":
-      label, method = name, assemble.with_draft(model, "ngram")
-    elif name == "ldjax":
-      label, method = name, model
-    elif name == "medusa2" or name.startswith("medusa2:"):
-      folder = name.partition(":")[2] or _drafts.medusa_heads_of(model.name)
-      label, method = "medusa2", contrib.as_medusa2(model, folder)
-    elif pathlib.Path(name).is_dir():
-      label = pathlib.Path(name).name
-      method = assemble.with_draft(model, name)
-    else:
-      raise ValueError(
-        f"no method is called {name!r}; there are {BASELINE}, ngram, ldjax,"
-        " medusa2, medusa2:FOLDER, or the folder of a draft"
-      )
-    if label in methods:
-      raise ValueError(f"method {label} is there twice")
-    methods[label] = method
-  return methods
-
+_REFERENCES = ("medusa2", "medusa2-tuned")
+"""Methods that others are compared with besides the baseline."""
 
 _Group: TypeAlias = Sequence[_generation.Generation]
 """What one call decoded together."""
@@ -105,13 +55,6 @@ def _speedup(
   return statistics.median(ratios) if ratios else None
 
 
-def _compile(method: assemble.LanguageModel, batch_size: int) -> None:
-  """Compiles every step of a method, so that none is in what is measured."""
-  engine = _engine.Engine(method, batch_size, share=False)
-  engine.compile_ladder()
-  engine.close()
-
-
 def _rounds_by_size(
   runs: Sequence[_generation.Generation],
 ) -> dict[str, int]:
@@ -124,7 +67,7 @@ def _rounds_by_size(
 
 @_settings.takes_settings
 def compare(
-  methods: Mapping[str, assemble.LanguageModel],
+  methods: Mapping[str, _methods.Method],
   prompts: Sequence[str],
   settings: _settings.Settings | None = None,
   *,
@@ -149,21 +92,30 @@ def compare(
   Returns:
     What `ldjax bench --json` writes: `model`, `device`, `prompts`,
     `max_new_tokens`, `batch_size`, and for each of `methods`
-    `tokens_per_second` (tokens after the first over the time after the first,
-    all prompts together), `speedup` (median over prompts, or groups of
-    `batch_size`, of the paired ratio), `mean_accepted`
-    (tokens emitted over rounds), `rounds_by_size` (rounds after prefill by
-    the nodes of their trees), `time_to_first_token_s` (median),
-    `peak_cache_bytes`, `equal` (texts equal to plain decoding's, texts
-    compared) and `near_ties` (of the unequal ones).
+
+    - `draft`: what proposes;
+    - `tokens_per_second`: tokens after the first over the time after the
+      first, all prompts together;
+    - `speedup`: the median over prompts, or groups of `batch_size`, of the
+      paired ratio; `over`: the same against `medusa2` and `medusa2-tuned`
+      where they are;
+    - `mean_accepted`: tokens emitted over rounds; `rounds_by_size`: rounds
+      after prefill by the nodes of their trees;
+    - `time_to_first_token_s` (median) and `peak_cache_bytes`;
+    - `flops_per_token` and `bytes_per_token`: what XLA counts in the compiled
+      rounds, the draft's part included, over the tokens that they brought
+      (see `work_of`); the prompt is left out, of which a token took
+      `prefill_flops_per_token`. None for a method that is not ldjax's;
+    - `equal` (texts equal to plain decoding's, texts compared) and `near_ties`
+      (of the unequal ones).
 
   Raises:
     ValueError: without the baseline, for several samples, or for a
       `batch_size` under 1.
   """
-  if BASELINE not in methods:
-    raise ValueError(f"the methods lack {BASELINE}, the baseline")
-  some = next(iter(methods.values()))
+  plainly = methods.get(_methods.BASELINE)
+  if not isinstance(plainly, assemble.LanguageModel):
+    raise ValueError(f"the methods lack {_methods.BASELINE}, the baseline")
   settled = _settings.settle(settings, changes)
   if settled.num_samples > 1:
     raise ValueError(
@@ -181,10 +133,17 @@ def compare(
     list(prompts[start : start + batch_size])
     for start in range(0, len(prompts), batch_size)
   ]
-  for method in methods.values():
-    _compile(method, batch_size)
-    for prompt in {max(prompts, key=len), min(prompts, key=len)}:
-      _generate.generate(method, [prompt], warm_up, batch_size=batch_size)
+  work: dict[str, _work.MethodWork] = {}
+  for name, method in methods.items():
+    longest = 0
+    for rows, prompt in itertools.product(
+      {len(group) for group in together},
+      {max(prompts, key=len), min(prompts, key=len)},
+    ):
+      ended = _methods.generate(method, [prompt] * rows, warm_up, batch_size)
+      longest = max(longest, ended[0].prompt_tokens)
+    if isinstance(method, assemble.LanguageModel):
+      work[name] = _work.compile_method(method, batch_size, longest)
   groups: dict[str, list[_Group]] = {name: [] for name in methods}
   done = 0
   for number, group in enumerate(together):
@@ -192,7 +151,7 @@ def compare(
     first = number % len(names)
     for name in names[first:] + names[:first]:
       groups[name].append(
-        _generate.generate(methods[name], group, settled, batch_size=batch_size)
+        _methods.generate(methods[name], group, settled, batch_size)
       )
     done += len(group)
     if on_prompt is not None:
@@ -202,25 +161,42 @@ def compare(
     name: list(itertools.chain.from_iterable(each))
     for name, each in groups.items()
   }
-  baseline = runs[BASELINE]
+  baseline = runs[_methods.BASELINE]
 
   def near_ties(name: str) -> Iterator[bool]:
     for prompt, run, plain in zip(prompts, runs[name], baseline, strict=True):
       if run.tokens != plain.tokens:
         yield _margin.is_near_tie(
-          some, prompt, plain.tokens, run.tokens, settled
+          plainly, prompt, plain.tokens, run.tokens, settled
         )
 
+  def work_fields(name: str) -> dict[str, float | None]:
+    steps = work[name].steps if name in work else None
+    each = steps and _work.work_per_token(steps, runs[name], batch_size)
+    return {
+      "flops_per_token": each.flops if each else None,
+      "bytes_per_token": each.bytes if each else None,
+      "prefill_flops_per_token": (
+        work[name].prefill.flops if name in work else None
+      ),
+    }
+
   return {
-    "model": some.name,
+    "model": plainly.name,
     "device": jax.devices()[0].device_kind,
     "prompts": len(prompts),
     "max_new_tokens": settled.max_new_tokens,
     "batch_size": batch_size,
     "methods": {
       name: {
+        "draft": methods[name].draft_name,
         "tokens_per_second": _rate(groups[name]),
-        "speedup": _speedup(groups[name], groups[BASELINE]),
+        "speedup": _speedup(groups[name], groups[_methods.BASELINE]),
+        "over": {
+          other: _speedup(groups[name], groups[other])
+          for other in _REFERENCES
+          if other in groups
+        },
         "mean_accepted": (
           sum(len(run.tokens) for run in runs[name])
           / max(sum(run.rounds for run in runs[name]), 1)
@@ -230,6 +206,7 @@ def compare(
           run.time_to_first_token_s for run in runs[name]
         ),
         "peak_cache_bytes": max(run.peak_cache_bytes for run in runs[name]),
+        **work_fields(name),
         "equal": [
           sum(
             run.tokens == plain.tokens

@@ -1,8 +1,6 @@
 """Whether a first difference between two texts is a near tie."""
 
-import functools
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,61 +8,14 @@ import numpy as np
 
 from ldjax import _request, _settings, assemble
 from ldjax import sampling as sampling_lib
+from ldjax.bench import _logits
 
 NEAR_TIE = 1e-3
 """Below this margin two forwards may disagree by rounding alone."""
 
-_CHUNK = 64
-
 # Its branches would be compiled anew at every call without jit.
 _warp = jax.jit(sampling_lib.warp)
 _adjust = jax.jit(sampling_lib.adjust)
-
-
-@functools.lru_cache(maxsize=16)
-def _read(target: Any) -> Any:
-  """A compiled step: reads one chunk of a text, returns its last logits."""
-
-  def read(params, cache, tokens, count):
-    column = jnp.arange(_CHUNK, dtype=jnp.int32)[None]
-    output = target.forward(
-      params, tokens, cache.length[:, None] + column, column - 1, cache.view()
-    )
-    cache, _ = cache.commit(output.block_kv, column, count)
-    last = jnp.take_along_axis(
-      output.hidden, (count - 1)[:, None, None], axis=1
-    )
-    return cache, target.score(params, last).logits[0, 0]
-
-  return jax.jit(read, donate_argnums=1)
-
-
-def next_logits(
-  model: assemble.LanguageModel, tokens: Sequence[int]
-) -> np.ndarray:
-  """The target's logits after a text, by one wide forward.
-
-  Args:
-    model: whose target is asked.
-    tokens: ids of the whole text.
-
-  Returns:
-    [V] float32.
-  """
-  cache = model.init_cache(1)
-  read = _read(model.target)
-  logits = None
-  for start in range(0, len(tokens), _CHUNK):
-    part = list(tokens[start : start + _CHUNK])
-    block = np.zeros((1, _CHUNK), np.int32)
-    block[0, : len(part)] = part
-    cache, logits = read(
-      model.params.target,
-      cache,
-      jnp.asarray(block),
-      jnp.asarray([len(part)], jnp.int32),
-    )
-  return np.asarray(logits)
 
 
 def margin(
@@ -157,7 +108,7 @@ def is_near_tie(
   context = [*request.prompt[:length].tolist(), *one[:same]]
   sampling = jax.tree.map(lambda x: jnp.asarray(x)[None], request.sampling)
   logits = _adjust(
-    jnp.asarray(next_logits(model, context))[None],
+    jnp.asarray(_logits.next_logits(model, context))[None],
     sampling,
     sampling_lib.History(
       jnp.asarray([context], jnp.int32),

@@ -4,6 +4,7 @@ import typer
 
 from ldjax.cli import (
   _bench,
+  _bench_more,
   _convert,
   _costs,
   _demo,
@@ -27,6 +28,8 @@ app.command()(_demo.demo)
 _benches = typer.Typer(invoke_without_command=True)
 _benches.callback()(_bench.bench)
 _benches.command("memory")(_memory.bench_memory)
+_benches.command("first-token")(_bench_more.first_token)
+_benches.command("last-words")(_bench_more.last_words)
 app.add_typer(_benches, name="bench")
 app.command("memory")(_memory.report)
 app.command()(_costs.costs)

@@ -37,7 +37,7 @@ def reported_errors() -> Iterator[None]:
   except KeyboardInterrupt:
     console.print("interrupted")
     raise typer.Exit(130) from None
-  except (OSError, ValueError) as error:
+  except (ImportError, OSError, ValueError) as error:
     line = " ".join(str(error).splitlines())
     console.print(
       rich.text.Text.assemble(("error:", "bold red"), " ", line), soft_wrap=True
@@ -52,6 +52,7 @@ def load(
   max_len: int | None = None,
   cache_dtype: str | None = None,
   plan: str | os.PathLike[str] | None = None,
+  dtype: str | None = None,
 ) -> assemble.LanguageModel:
   """Loads a model with a spinner that says what goes on."""
   keep_compilations()
@@ -63,6 +64,7 @@ def load(
       max_len=max_len,
       cache_dtype=cache_dtype,
       plan=plan,
+      dtype=dtype,
       progress=lambda line: status.update(
         rich.text.Text(f"Loading {model}: {line}")
       ),

@@ -15,7 +15,7 @@ import typer
 
 from ldjax import assemble, checkpoints, memory
 from ldjax import bench as bench_lib
-from ldjax.cli import _console, _options
+from ldjax.cli import _bench, _console, _options
 
 
 def _size(count: float) -> str:
@@ -146,10 +146,7 @@ def bench_memory(
   page_size: Annotated[int, typer.Option(min=2, help="Positions a page.")] = 16,
   cache_dtype: _options.CacheDtype = None,
   seed: Annotated[int, typer.Option(help="Of the lengths.")] = 0,
-  as_json: Annotated[
-    pathlib.Path | None,
-    typer.Option("--json", help="File to write the figures to."),
-  ] = None,
+  as_json: _bench.JsonFile = None,
 ) -> None:
   """Pages against preallocation, on the real pool; the model computes nothing.
 
@@ -159,8 +156,7 @@ def bench_memory(
   for the rows that run at once.
   """
   with _console.reported_errors():
-    if as_json is not None and not as_json.parent.is_dir():
-      raise FileNotFoundError(f"{as_json}: there is no folder to write it to")
+    _bench.check_file(as_json)
     loaded = _console.load(model, draft="none")
     lengths = None
     if prompts is not None:
@@ -178,6 +174,4 @@ def bench_memory(
         on_request=lambda done: progress.update(task, advance=1),
       )
     _show(found)
-    if as_json is not None:
-      as_json.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
-      _console.say(f"Wrote {as_json}")
+    _bench.write_json(as_json, found)

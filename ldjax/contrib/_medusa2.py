@@ -19,8 +19,16 @@ _THRESHOLD, _ALPHA = 0.09, 0.3
 
 
 @functools.lru_cache(maxsize=16)
-def _target(target: _base.TargetFn, heads: _base.HeadsFn) -> _base.TargetFn:
-  """A target whose features are the logits of all heads at every node."""
+def with_heads(target: _base.TargetFn, heads: _base.HeadsFn) -> _base.TargetFn:
+  """A target whose features are the logits of all heads at every node.
+
+  Args:
+    target: the plain one.
+    heads: Medusa heads.
+
+  Returns:
+    A target whose weights are (those of `target`, those of `heads`).
+  """
 
   def forward(params, tokens, positions, parents, view):
     weights, draft_params = params
@@ -37,8 +45,15 @@ def _target(target: _base.TargetFn, heads: _base.HeadsFn) -> _base.TargetFn:
 
 
 @functools.lru_cache(maxsize=16)
-def _draft(heads: _base.HeadsFn, tree: decoding.TokenTree) -> _base.DraftFn:
-  """The tree from the logits of the last committed position."""
+def propose_tree(
+  heads: _base.HeadsFn, tree: decoding.TokenTree
+) -> _base.DraftFn:
+  """The tree from the logits of the last committed position.
+
+  Args:
+    heads: Medusa heads, whose logits `with_heads` shows.
+    tree: no deeper than there are heads.
+  """
   width = heads.depth * heads.vocab_size
   depths = jnp.array(tree.depths[1:], jnp.int32) - 1
   ranks = jnp.array(tree.ranks[1:], jnp.int32)
@@ -101,6 +116,38 @@ def _decoder(
   )
 
 
+def read_heads(
+  model: assemble.LanguageModel, draft: str | pathlib.Path
+) -> tuple[_base.HeadsFn, Any]:
+  """Medusa heads for a model, and their weights.
+
+  Args:
+    model: on one device.
+    draft: see `as_medusa2`.
+
+  Raises:
+    FileNotFoundError, ValueError: see `as_medusa2`.
+  """
+  if model.mesh is not None:
+    raise ValueError("the Medusa-2 mode is for one device; load without mesh")
+  dtype = jax.tree.leaves(model.params.target)[0].dtype
+  drafts = _drafts.read(
+    draft,
+    "root",
+    model_name=model.name,
+    config=model.config,
+    dtype=dtype,
+    max_len=model.max_len,
+  )
+  if not isinstance(drafts.config, models.MedusaConfig):
+    raise ValueError(
+      f"{draft}: a draft of kind {getattr(drafts.config, 'kind', 'none')!r};"
+      " the Medusa-2 mode wants Medusa heads"
+    )
+  heads, _ = models.functionalize_draft(drafts.config, dtype)
+  return heads, _drafts.borrow(drafts, model.params.target)
+
+
 def as_medusa2(
   model: assemble.LanguageModel,
   draft: str | pathlib.Path,
@@ -144,29 +191,13 @@ def as_medusa2(
     raise ValueError(
       f"acceptance is {acceptance!r}; known are {', '.join(map(repr, rules))}"
     )
-  if model.mesh is not None:
-    raise ValueError("the Medusa-2 mode is for one device; load without mesh")
-  dtype = jax.tree.leaves(model.params.target)[0].dtype
-  drafts = _drafts.read(
-    draft,
-    "root",
-    model_name=model.name,
-    config=model.config,
-    dtype=dtype,
-    max_len=model.max_len,
-  )
-  if not isinstance(drafts.config, models.MedusaConfig):
-    raise ValueError(
-      f"{draft}: a draft of kind {getattr(drafts.config, 'kind', 'none')!r};"
-      " the Medusa-2 mode wants Medusa heads"
-    )
-  heads, _ = models.functionalize_draft(drafts.config, dtype)
+  heads, weights = read_heads(model, draft)
   if tree is None:
     wanted = _drafts.medusa_tree(model.name, heads.depth)
   else:
     wanted = assemble.parse_tree(tree).cut(heads.depth)
-  proposes = _draft(heads, wanted)
-  target = _target(model.target, heads)
+  proposes = propose_tree(heads, wanted)
+  target = with_heads(model.target, heads)
 
   def build(draft: _base.DraftFn) -> _base.Decoder:
     rule = rules[acceptance]
@@ -175,9 +206,7 @@ def as_medusa2(
   return dataclasses.replace(
     model,
     draft_name=f"medusa2 ({draft})",
-    params=decoding.DecoderParams(
-      model.params.target, _drafts.borrow(drafts, model.params.target)
-    ),
+    params=decoding.DecoderParams(model.params.target, weights),
     ladder=(assemble.Rung(proposes, build(proposes), None),),
     start=0,
     fallback=build(decoding.root_only(proposes)),

@@ -1,5 +1,6 @@
 """Methods side by side: what is measured, counted and written."""
 
+import dataclasses
 import json
 import statistics
 
@@ -9,40 +10,21 @@ import ldjax
 from ldjax import bench
 
 FIELDS = {
+  "draft",
   "tokens_per_second",
   "speedup",
+  "over",
   "mean_accepted",
   "rounds_by_size",
   "time_to_first_token_s",
   "peak_cache_bytes",
+  "flops_per_token",
+  "bytes_per_token",
+  "prefill_flops_per_token",
   "equal",
   "near_ties",
 }
 PROMPTS = ["hello", "abc", "x"]
-
-
-class TestMakeMethods:
-  def test_names(self, tiny, tiny_plain, tiny_heads):
-    methods = bench.make_methods(
-      tiny, ["autoregressive", "ngram", "ldjax", str(tiny_heads)]
-    )
-    assert list(methods) == ["autoregressive", "ngram", "ldjax", "tiny-heads"]
-    assert methods["ldjax"] is tiny
-    plain = ldjax.with_draft(tiny, None)
-    assert methods["autoregressive"].decoder is plain.decoder
-    ngram = ldjax.with_draft(tiny, "ngram")
-    assert methods["ngram"].decoder is ngram.decoder
-    assert methods["tiny-heads"].draft_name == str(tiny_heads)
-
-  def test_unknown(self, tiny):
-    with pytest.raises(ValueError, match="no method is called 'eagle'") as e:
-      bench.make_methods(tiny, ["autoregressive", "eagle"])
-    for known in ("autoregressive", "ngram", "ldjax"):
-      assert known in str(e.value)
-
-  def test_twice(self, tiny):
-    with pytest.raises(ValueError, match="ngram is there twice"):
-      bench.make_methods(tiny, ["ngram", "autoregressive", "ngram"])
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +64,20 @@ class TestCompare:
     accepted = 36 / sum(run.rounds for run in runs)
     for name in ("ngram", "ldjax"):
       assert report["methods"][name]["mean_accepted"] == pytest.approx(accepted)
+    # The same rounds at the same sizes, so the same work; never less than plain
+    # decoding's for a token that no draft guessed.
+    work = {n: m["flops_per_token"] for n, m in report["methods"].items()}
+    assert work["ngram"] == work["ldjax"]
+    step = plain["flops_per_token"]
+    rounds = report["methods"]["ngram"]["rounds_by_size"]
+    assert work["ngram"] >= step * sum(rounds.values()) / 33 > 0
     for figures in report["methods"].values():
       assert figures["equal"] == [3, 3]
       assert figures["near_ties"] == 0
       assert figures["tokens_per_second"] > 0
       assert figures["time_to_first_token_s"] > 0
+      assert figures["bytes_per_token"] > 0
+      assert figures["over"] == {}
       # 10 + 11 positions at most, two pages of 16.
       assert figures["peak_cache_bytes"] == 2 * 16 * 2 * 16 * 4
 
@@ -147,7 +138,7 @@ class TestCompare:
 
   def test_speedup_is_the_median_of_paired_ratios(self, tiny, monkeypatch):
     from ldjax import _generate
-    from ldjax.bench import _compare
+    from ldjax.bench import _work
 
     rates = {"plain": [10.0, 20.0, 40.0], "fast": [30.0, 20.0, 60.0]}
     order = []
@@ -155,6 +146,7 @@ class TestCompare:
     warm_up = [2 * 2]
 
     def one(method, prompt):
+      method = method.draft_name
       if warm_up[0]:
         warm_up[0] -= 1
         rate = 1.0
@@ -181,17 +173,25 @@ class TestCompare:
       return [one(method, prompt) for prompt in prompts]
 
     monkeypatch.setattr(_generate, "generate", run)
-    monkeypatch.setattr(_compare, "_compile", lambda method, batch_size: None)
-
-    class Method(str):
-      name = "m"
-
+    one_node, four = _work.Work(2.0, 30.0), _work.Work(6.0, 40.0)
+    monkeypatch.setattr(
+      _work,
+      "compile_method",
+      lambda method, batch, prompt_tokens: _work.MethodWork(
+        {1: one_node.over(1 / batch), 4: four.over(1 / batch)},
+        _work.Work(1.5, 0.0),
+      ),
+    )
+    methods = {
+      "autoregressive": dataclasses.replace(tiny, draft_name="plain"),
+      "medusa2": dataclasses.replace(tiny, draft_name="fast"),
+    }
     report = bench.compare(
-      {"autoregressive": Method("plain"), "fast": Method("fast")},
+      methods,
       PROMPTS,
       max_new_tokens=5,
     )
-    fast = report["methods"]["fast"]
+    fast = report["methods"]["medusa2"]
     assert fast["speedup"] == statistics.median([3.0, 1.0, 1.5]) == 1.5
     # 4 tokens each after the first, over 4/30 + 4/20 + 4/60 seconds.
     assert fast["tokens_per_second"] == pytest.approx(12 / 0.4)
@@ -200,6 +200,12 @@ class TestCompare:
     assert fast["rounds_by_size"] == {"4": 3}
     assert fast["time_to_first_token_s"] == 3.0
     assert fast["peak_cache_bytes"] == 60
+    # 6 for a round that brings two tokens.
+    assert (fast["flops_per_token"], fast["bytes_per_token"]) == (3.0, 20.0)
+    assert fast["prefill_flops_per_token"] == 1.5
+    plain = report["methods"]["autoregressive"]
+    assert plain["flops_per_token"] == 2.0
+    assert plain["over"] == {"medusa2": pytest.approx(2 / 3)}
     # Interleaved, and each goes first in turn.
     assert order == [
       ("plain", "hello"),
@@ -210,18 +216,20 @@ class TestCompare:
       ("fast", "x"),
     ]
 
-    # Together: as fast as the slowest of them.
-    warm_up[0] = 2 * 2
+    # Together: as fast as the slowest of them. The last one is alone, for which
+    # there is a warm-up too.
+    warm_up[0] = 2 * 2 * (2 + 1)
     report = bench.compare(
-      {"autoregressive": Method("plain"), "fast": Method("fast")},
+      methods,
       PROMPTS,
       batch_size=2,
       max_new_tokens=5,
     )
-    fast = report["methods"]["fast"]
+    fast = report["methods"]["medusa2"]
     assert report["batch_size"] == 2
     assert fast["tokens_per_second"] == pytest.approx(12 / (4 / 20 + 4 / 60))
     assert fast["speedup"] == statistics.median([2.0, 1.5])
+    assert fast["flops_per_token"] == 3.0
 
   @pytest.mark.slow
   def test_batches(self, tiny):
