@@ -43,6 +43,7 @@ _ORDER = (
   "_load",
   "testing",
   "bench",
+  "profile",
   "cli",
 )
 # Stricter than the order: a user brings a target and a cache of their own.
