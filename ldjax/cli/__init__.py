@@ -10,6 +10,7 @@ from ldjax.cli import (
   _generate,
   _kernels,
   _memory,
+  _profile,
   _train,
 )
 
@@ -29,6 +30,7 @@ _benches.command("memory")(_memory.bench_memory)
 app.add_typer(_benches, name="bench")
 app.command("memory")(_memory.report)
 app.command()(_costs.costs)
+app.command()(_profile.profile)
 app.command()(_kernels.kernels)
 app.command()(_kernels.tune_kernels)
 app.command()(_train.train)

@@ -27,11 +27,11 @@ _counting: list[Compilations] = []
 _registered = False
 
 
-def _on_duration(event: str, seconds: float, **_: Any) -> None:
+def _on_duration(event: str, duration_secs: float, **_: Any) -> None:
   if event == _EVENT:
     for each in _counting:
       each.programs += 1
-      each.seconds += seconds
+      each.seconds += duration_secs
 
 
 def _on_event(event: str, **_: Any) -> None:
