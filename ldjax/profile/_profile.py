@@ -11,8 +11,6 @@ from typing import Any
 import jax
 
 from ldjax import (
-  _engine,
-  _generate,
   _request,
   _settings,
   assemble,
@@ -27,6 +25,7 @@ from ldjax.profile import (
   _project,
   _replay,
   _rounds,
+  _runs,
   _work,
 )
 
@@ -107,10 +106,10 @@ def profile(
   say = progress or (lambda line: None)
   with _compilations.counted_compilations() as compiled:
     say("Compiling every step and warming up")
-    _warm_up(model, prompts, settled, batch_size)
+    _runs.warm_up(model, prompts, settled, batch_size)
   with _compilations.counted_compilations() as late:
-    runs = _all_runs(model, requests, batch_size, say)
-  observed = runs[None]
+    runs = _runs.all_runs(model, requests, batch_size, say)
+  observed = runs[0]
   counted = [each for run in observed for each in run.rounds]
   if not counted:
     raise ValueError(
@@ -144,7 +143,7 @@ def profile(
   context = round(
     statistics.mean(x.prompt_tokens + len(x.tokens) / 2 for x in texts)
   )
-  by_size = _by_size(model, runs, curve)
+  by_size = _runs.by_size(model, runs, curve)
   report: dict[str, Any] = {
     "model": model.name,
     "draft": _draft_name(model),
@@ -193,54 +192,6 @@ def profile(
 def _draft_name(model: assemble.LanguageModel) -> str:
   """Without the folders above, which say where somebody's files lie."""
   return os.path.basename(os.path.normpath(model.draft_name))
-
-
-def _fixed(model: assemble.LanguageModel, rung: int) -> assemble.LanguageModel:
-  return dataclasses.replace(model, ladder=(model.ladder[rung],), start=0)
-
-
-def _warm_up(
-  model: assemble.LanguageModel,
-  prompts: Sequence[_request.Prompt],
-  settings: _settings.Settings,
-  batch: int,
-) -> None:
-  engine = _engine.Engine(model, batch, share=False)
-  engine.compile_ladder()
-  engine.close()
-  short = min(8, settings.max_new_tokens)
-  brief = dataclasses.replace(
-    settings,
-    max_new_tokens=short,
-    min_new_tokens=min(short, settings.min_new_tokens),
-  )
-  ends = [max(prompts, key=len), min(prompts, key=len)]
-  for prompt in ends[: 1 + (ends[0] != ends[1])]:
-    _generate.generate(model, [prompt] * batch, brief, batch_size=batch)
-
-
-def _all_runs(
-  model: assemble.LanguageModel,
-  requests: Sequence[_request.Request],
-  batch: int,
-  say: assemble.Progress,
-) -> dict[int | None, list[_rounds.Run]]:
-  """By rung, None for the model as it is: one run a group of prompts."""
-  methods: dict[int | None, assemble.LanguageModel] = {None: model}
-  if len(model.ladder) > 1:
-    methods |= {i: _fixed(model, i) for i in range(len(model.ladder))}
-  runs: dict[int | None, list[_rounds.Run]] = {name: [] for name in methods}
-  groups = [
-    requests[start : start + batch] for start in range(0, len(requests), batch)
-  ]
-  for number, group in enumerate(groups):
-    say(f"Decoding group {number + 1} of {len(groups)} with every size")
-    # Who goes first changes, so that a slow while is nobody's own.
-    first = number % len(methods)
-    order = list(methods)
-    for name in order[first:] + order[:first]:
-      runs[name].append(_rounds.observe(methods[name], group, batch))
-  return runs
 
 
 def _speed(
@@ -311,34 +262,6 @@ def _round(
     # takes besides is the machine's (other processes, clocks).
     "idle": min(max(seconds - step, 0.0), host),
   }
-
-
-def _by_size(
-  model: assemble.LanguageModel,
-  runs: dict[int | None, list[_rounds.Run]],
-  curve: optimize.CostCurve,
-) -> list[dict[str, Any]]:
-  """Rounds of one size alone, where the model has several."""
-  found = []
-  for number, rung in enumerate(model.ladder):
-    of_rung = runs.get(number, runs[None] if len(model.ladder) == 1 else [])
-    size = rung.draft.size
-    whole = _rounds.tally(
-      each for run in of_rung for each in run.rounds if each.size == size
-    )
-    found.append(
-      {
-        "size": size,
-        "depth": rung.draft.depth,
-        "rounds": whole.rounds,
-        "tokens_a_round": whole.tokens_a_round,
-        "seconds_a_round": whole.seconds_a_round,
-        "tokens_per_second": whole.rate,
-        "step_seconds": curve.at(size),
-        "draft_seconds": curve.draft_at(size),
-      }
-    )
-  return found
 
 
 def _cache_dtype(model: assemble.LanguageModel) -> Any:
