@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from ldjax import (
   _request,
@@ -134,7 +135,7 @@ def profile(
       keep=False,
       progress=say,
     )
-  weights = jax.tree.leaves(model.params.target)[0].dtype
+  weights = max(jax.tree.leaves(model.params.target), key=jnp.size).dtype
   if machine is None:
     say("Measuring how fast this machine reads and multiplies")
     machine = _machine.measure_machine(weights)
