@@ -7,11 +7,13 @@ class Accelerator(NamedTuple):
   """One chip or card, by its maker's figures."""
 
   name: str
+  """As it is called."""
   flops_per_second: float
   """Peak of dense bf16 products, sums in float32."""
   bytes_per_second: float
   """Peak of its memory."""
   memory_bytes: float
+  """Its memory."""
   source: str
   """Where the figures stand."""
 

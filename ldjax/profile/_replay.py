@@ -18,6 +18,7 @@ class Replay(NamedTuple):
   size: int
   """T."""
   rounds: int
+  """After the prefills."""
   tokens: int
   """That they bring."""
   propose_seconds: float

@@ -26,9 +26,13 @@ class Table(NamedTuple):
   name: str
   """A key of the report."""
   title: str
+  """What is shown above it."""
   columns: Sequence[str]
+  """Their heads."""
   rows: Sequence[Sequence[str]]
+  """A cell a column."""
   note: str = ""
+  """What is shown below it."""
 
 
 def _ms(seconds: float) -> str:
