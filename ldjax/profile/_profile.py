@@ -74,8 +74,9 @@ def profile(
 
   Raises:
     TypeError: for a setting that does not exist.
-    ValueError: for no prompts, several samples, a batch below 1, texts of fewer
-      than 2 tokens, or what `generate` refuses; before any work is done.
+    ValueError: for no prompts, a model on a mesh, several samples, a batch or
+      rounds below 1, texts of fewer than 2 tokens, or what `generate` refuses;
+      before any work is done.
 
   Example:
     report = ldjax.profile.profile(model, ["Why is the sky blue?"])
@@ -86,6 +87,11 @@ def profile(
     raise ValueError("there are no prompts; give at least one")
   if batch_size < 1:
     raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
+  if model.mesh is not None:
+    raise ValueError(
+      f"the model lies on {model.mesh.size} devices, and the ceilings are those"
+      " of one; load it without a mesh"
+    )
   if rounds < 1:
     raise ValueError(f"rounds is {rounds}; it must be at least 1")
   if settled.num_samples > 1:

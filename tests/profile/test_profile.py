@@ -1,7 +1,9 @@
 """Rounds observed and replayed, and all of it on a tiny model."""
 
+import dataclasses
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -81,6 +83,13 @@ def test_acceptance_leaves_out_what_the_end_cut():
 def test_what_is_refused(script, prompts, given, message):
   with pytest.raises(ValueError, match=message):
     profile.profile(script, prompts, **given)
+
+
+def test_a_mesh_is_refused(script):
+  mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("model",))
+  spread = dataclasses.replace(script, mesh=mesh)
+  with pytest.raises(ValueError, match="load it without a mesh"):
+    profile.profile(spread, [[1]])
 
 
 MACHINE = profile.Machine(1e10, 1e11, 4096, 8, "float32")
