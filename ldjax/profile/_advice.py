@@ -43,12 +43,19 @@ def _main_size(report: Report) -> int:
   return int(max(counts, key=lambda size: (counts[size], -int(size))))
 
 
-def _over_curve(report: Report) -> float:
-  """What a round took while decoding, over what the cost curve says of it."""
-  counts = report["speed"]["rounds_by_size"]
-  curve = _curve(report)
-  said = sum(count * curve.at(int(size)) for size, count in counts.items())
-  return report["speed"]["seconds_a_round"] * sum(counts.values()) / said
+def _now(report: Report) -> float:
+  """Tokens/s of the rounds as they were chosen, each size at its cost alone.
+
+  So that what slowed the machine for a while is on neither side of a gain.
+  """
+  speed = report["speed"]
+  alone = {str(x["size"]): x["seconds_a_round"] for x in report["sizes"]}
+  counts = speed["rounds_by_size"]
+  if not all(alone.get(size) for size in counts):
+    return speed["tokens_per_second"]
+  tokens_a_round = speed["tokens_per_second"] * speed["seconds_a_round"]
+  seconds = sum(count * alone[size] for size, count in counts.items())
+  return tokens_a_round * sum(counts.values()) / seconds
 
 
 def _flag_of_size(report: Report, size: int) -> str:
@@ -61,7 +68,7 @@ def _flag_of_size(report: Report, size: int) -> str:
 
 def fixed_size(report: Report) -> dict[str, Any] | None:
   """Whether rounds of one size were faster than those that were chosen."""
-  now = report["speed"]["tokens_per_second"]
+  now = _now(report)
   tried = [x for x in report["sizes"] if x["rounds"] >= _LEAST_ROUNDS]
   if not tried or not now:
     return None
@@ -72,14 +79,15 @@ def fixed_size(report: Report) -> dict[str, Any] | None:
     best["tokens_per_second"] / now,
     f"rounds of {best['size']} alone brought {best['tokens_a_round']:.2f}"
     f" tokens in {1e3 * best['seconds_a_round']:.1f} ms,"
-    f" {best['tokens_per_second']:.2f} tokens/s; the choice as it is {now:.2f}:"
+    f" {best['tokens_per_second']:.2f} tokens/s; the sizes chosen, each at its"
+    f" cost alone, {now:.2f}:"
     f" {best['tokens_per_second']:.2f} / {now:.2f}",
   )
 
 
 def measured_costs(report: Report) -> dict[str, Any] | None:
   """Whether the size that measured costs pick was faster."""
-  now = report["speed"]["tokens_per_second"]
+  now = _now(report)
   tried = [x for x in report["sizes"] if x["rounds"] >= _LEAST_ROUNDS]
   if report["costs"]["source"] == "kept" or not tried or not now:
     return None
@@ -99,15 +107,18 @@ def measured_costs(report: Report) -> dict[str, Any] | None:
 
 def ngram_draft(report: Report) -> dict[str, Any] | None:
   """Whether looking the text up in itself would have been faster."""
-  now = report["speed"]["tokens_per_second"]
+  now = _now(report)
   tried = [x for x in report["ngram"] if x["rounds"] >= _LEAST_ROUNDS]
   if not tried or not now:
     return None
-  curve, over = _curve(report), _over_curve(report)
+  curve = _curve(report)
+  alone = {x["size"]: x["seconds_a_round"] for x in report["sizes"]}
 
   def seconds(each: Mapping[str, Any]) -> float:
-    target = curve.at(each["size"]) - curve.draft_at(each["size"])
-    return over * (target + each["propose_seconds"])
+    size = each["size"]
+    # Without a draft there are no rounds of more nodes than one.
+    whole = alone.get(size) or alone[1] * curve.ratio(size)
+    return whole - curve.draft_at(size) + each["propose_seconds"]
 
   def rate(each: Mapping[str, Any]) -> float:
     return report["batch_size"] * each["tokens_a_round"] / seconds(each)
@@ -118,8 +129,9 @@ def ngram_draft(report: Report) -> dict[str, Any] | None:
     "the n-gram draft on these texts",
     rate(best) / now,
     f"replayed, it brings {best['tokens_a_round']:.2f} tokens a round of"
-    f" {best['size']} nodes; {over:.2f} x (step without draft + proposing) ="
-    f" {1e3 * seconds(best):.1f} ms, {rate(best):.2f} tokens/s:"
+    f" {best['size']} nodes, which without the draft's"
+    f" {1e3 * curve.draft_at(best['size']):.1f} ms and with its own"
+    f" {1e3 * best['propose_seconds']:.1f} takes {1e3 * seconds(best):.1f} ms:"
     f" {rate(best):.2f} / {now:.2f}",
   )
 
@@ -137,7 +149,7 @@ def smaller_cache(report: Report) -> dict[str, Any] | None:
   ):
     return None
   saved = step["cache_bytes"] * (1 - ratio)
-  now = report["speed"]["seconds_a_round"]
+  now = _curve(report).at(size)
   less = step["seconds"] * saved / step["bytes"]
   return _entry(
     "--cache-dtype int8",
@@ -172,7 +184,7 @@ def more_rows(report: Report) -> dict[str, Any] | None:
 
 def idle_device(report: Report) -> dict[str, Any] | None:
   """What could be gained if the device never waited for the host."""
-  now, idle = report["speed"]["seconds_a_round"], report["round"]["idle"]
+  now, idle = report["round"]["round"], report["round"]["idle"]
   if not 0 < idle < now:
     return None
   return _entry(
@@ -188,15 +200,14 @@ def idle_device(report: Report) -> dict[str, Any] | None:
 def cheaper_draft(report: Report) -> dict[str, Any] | None:
   """What could be gained if proposing a tree cost nothing."""
   size, curve = _main_size(report), _curve(report)
-  now = report["speed"]["seconds_a_round"]
-  draft = _over_curve(report) * curve.draft_at(size)
+  now, draft = curve.at(size), curve.draft_at(size)
   if not 0 < draft < now:
     return None
   return _entry(
     "--draft FOLDER, of one that costs less",
     "proposing the tree is a part of each step",
     now / (now - draft),
-    f"{1e3 * now:.2f} ms a round, {1e3 * draft:.2f} ms of them the draft's:"
+    f"{1e3 * now:.2f} ms a step, {1e3 * draft:.2f} ms of them the draft's:"
     f" {1e3 * now:.2f} / {1e3 * (now - draft):.2f}",
     at_most=True,
   )

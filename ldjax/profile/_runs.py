@@ -1,6 +1,7 @@
 """The real generations of a profile: as it is, and each size alone."""
 
 import dataclasses
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -97,7 +98,7 @@ def by_size(
   runs: list[list[_rounds.Run]],
   curve: optimize.CostCurve,
 ) -> list[dict[str, Any]]:
-  """What rounds of each size alone came to.
+  """What rounds of each size alone came to; their median time counts.
 
   Args:
     model: from `load`.
@@ -107,15 +108,19 @@ def by_size(
   found = []
   for method, of_method in zip(alone(model), runs[1:], strict=True):
     size = method.draft.size
-    whole = _rounds.tally(each for run in of_method for each in run.rounds)
+    rounds = [each for run in of_method for each in run.rounds]
+    whole = _rounds.tally(rounds)
+    seconds = statistics.median(x.seconds for x in rounds) if rounds else 0.0
     found.append(
       {
         "size": size,
         "depth": method.draft.depth,
         "rounds": whole.rounds,
         "tokens_a_round": whole.tokens_a_round,
-        "seconds_a_round": whole.seconds_a_round,
-        "tokens_per_second": whole.rate,
+        "seconds_a_round": seconds,
+        "tokens_per_second": (
+          whole.tokens / whole.rounds / seconds if seconds else 0.0
+        ),
         "step_seconds": curve.at(size),
         "draft_seconds": curve.draft_at(size),
       }

@@ -5,9 +5,8 @@ import pytest
 from ldjax import profile
 from ldjax.profile import _advice
 
-# Of `report`: rounds as chosen take 80 ms; the curve says of them
-# (40 x 50 + 60 x 80) / 100 = 68 ms, so decoding takes 80 / 68 of what it says.
-OVER = 80 / 68
+# Of `report`: 100 rounds of 1.04 tokens, which at the costs of their sizes
+# alone take 40 x 40 + 60 x 60 ms: 104 / 5.2 = 20 tokens/s.
 
 
 def test_a_fixed_size(report):
@@ -48,10 +47,18 @@ def test_costs_that_nobody_measured(report):
 
 def test_the_ngram_draft(report):
   found = _advice.ngram_draft(report)
-  seconds = OVER * (0.08 - 0.01 + 0.005)
-  assert found["gain"] == pytest.approx(2.42 / seconds / 20)
+  # A round of 4 nodes takes 60 ms, 10 of them the draft's; proposing takes 5.
+  assert found["gain"] == pytest.approx(2.42 / 0.055 / 20)
   assert found["do"] == "--draft ngram --tree chain:3"
-  assert f"{1e3 * seconds:.1f} ms" in found["arithmetic"]
+  assert "takes 55.0 ms: 44.00 / 20.00" in found["arithmetic"]
+  # Plain decoding has no rounds of 4: there the curve says how much longer.
+  report["sizes"] = report["sizes"][:1]
+  report["speed"]["rounds_by_size"] = {"1": 100}
+  report["costs"]["draft_seconds"] = [0.0] * 4
+  now = 104 / (100 * 0.04)
+  assert _advice.ngram_draft(report)["gain"] == pytest.approx(
+    2.42 / (0.04 * 0.08 / 0.05 + 0.005) / now
+  )
   report["ngram"] = []
   assert _advice.ngram_draft(report) is None
 
@@ -97,19 +104,16 @@ def test_more_rows(report):
 
 def test_an_idle_device(report):
   found = _advice.idle_device(report)
-  assert found["at_most"] and found["gain"] == pytest.approx(80 / 64)
-  assert found["arithmetic"].endswith("80.00 / 64.00")
+  assert found["at_most"] and found["gain"] == pytest.approx(83.9 / 67.9)
+  assert found["arithmetic"].endswith("83.90 / 67.90")
   report["round"]["idle"] = 0.0
   assert _advice.idle_device(report) is None
 
 
 def test_a_cheaper_draft(report):
   found = _advice.cheaper_draft(report)
-  draft = OVER * 0.01
-  assert found["at_most"] and found["gain"] == pytest.approx(
-    0.08 / (0.08 - draft)
-  )
-  assert f"{1e3 * draft:.2f} ms of them the draft's" in found["arithmetic"]
+  assert found["at_most"] and found["gain"] == pytest.approx(80 / 70)
+  assert "80.00 ms a step, 10.00 ms of them the draft's" in found["arithmetic"]
   report["costs"]["draft_seconds"] = [0.0] * 4
   assert _advice.cheaper_draft(report) is None
 
@@ -119,8 +123,18 @@ def test_the_largest_gain_comes_first(report):
   assert gains == sorted(gains, reverse=True) and len(gains) == 7
 
 
+def test_a_slow_while_is_on_neither_side(report):
+  before = _advice.fixed_size(report)["gain"]
+  # The same rounds, all of which took twice as long.
+  report["speed"] |= {"tokens_per_second": 6.5, "seconds_a_round": 0.16}
+  assert _advice.fixed_size(report)["gain"] == pytest.approx(before)
+  # Where a size was not decoded alone, what was measured counts.
+  report["speed"]["rounds_by_size"] = {"3": 100}
+  assert _advice.fixed_size(report)["gain"] == pytest.approx(30 / 6.5)
+
+
 def test_nothing_is_said_where_nothing_helps(report):
-  report["speed"]["tokens_per_second"] = 30.5
+  report["speed"]["tokens_per_second"] = 19.5
   report["sizes"] = report["sizes"][:2]
   report["ngram"] = []
   report["prompts"] = 1

@@ -110,7 +110,7 @@ def test_a_projection_says_so_wherever_it_stands(whole):
   projected = [
     table for table in profile.tables(whole) if table.name == "projection"
   ]
-  assert len(projected) == 2
+  assert len(projected) == 3
   for table in projected:
     assert "Projection" in table.title
     assert all("projection" in column for column in table.columns[1:])
