@@ -4,6 +4,7 @@
     python benchmarks/compiled.py cuda           # jax's CUDA plugin and ptxas
     python benchmarks/compiled.py tpu --only kernels    # without decode steps
     python benchmarks/compiled.py tpu --bytes    # table of bytes
+    python benchmarks/compiled.py tpu --formula  # against `profile.step_work`
 
 The compilers are the real ones; arrays are shapes only, and nothing runs. A
 line of JSON a program says what stands in it: copies of an array as large as
@@ -35,7 +36,14 @@ from jax.sharding import (
   SingleDeviceSharding,
 )
 
-from ldjax import decoding, memory, models, pallas_kernels, sampling
+from ldjax import (
+  decoding,
+  memory,
+  models,
+  pallas_kernels,
+  profile,
+  sampling,
+)
 
 # What XLA needs to know of an H100 where there is none.
 _H100 = """
@@ -399,10 +407,42 @@ def byte_table(device: Any) -> Any:
         }
 
 
+def formula_table(device: Any) -> Any:
+  """Rows of the table that sets programs against a formula."""
+  for name in ("SmolLM2-135M", "Qwen3-0.6B"):
+    config = MODELS[name]
+    params = models.abstract_params(config, jnp.bfloat16)
+    for batch, nodes, length in (
+      *((1, 1, 512), (1, 8, 512), (1, 32, 512)),
+      *((8, 8, 512), (1, 8, 4096)),
+    ):
+      shape = {"batch": batch, "nodes": nodes}
+      lowered = decode_step("tpu", device, config, **shape, max_len=length)
+      cost = lowered.compile().cost_analysis()
+      work = profile.step_work(
+        config,
+        params,
+        size=nodes,
+        batch=batch,
+        context=length,
+        cache_dtype="bfloat16",
+      )
+      yield {
+        "model": name,
+        **shape,
+        "length": length,
+        "formula_mb": round(work.bytes / 1e6, 1),
+        "bytes_ratio": round(cost["bytes accessed"] / work.bytes, 2),
+        "formula_gflop": round(work.flops / 1e9, 3),
+        "flops_ratio": round(cost["flops"] / work.flops, 2),
+      }
+
+
 def main() -> int:
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("platform", choices=["tpu", "cuda"])
   parser.add_argument("--bytes", action="store_true")
+  parser.add_argument("--formula", action="store_true")
   parser.add_argument(
     "--only",
     choices=["kernels", *MODELS],
@@ -415,6 +455,8 @@ def main() -> int:
     return 3
   if arguments.bytes:
     rows = byte_table(devices("tpu", "v5e:2x2")[0])
+  elif arguments.formula:
+    rows = formula_table(devices("tpu", "v5e:2x2")[0])
   else:
     rows = map(dataclasses.asdict, programs(arguments.platform, arguments.only))
   for row in rows:

@@ -45,6 +45,7 @@ _ORDER = (
   "_plan",
   "testing",
   "bench",
+  "profile",
   "cli",
 )
 # Stricter than the order: a user brings a target and a cache of their own.

@@ -12,6 +12,7 @@ from ldjax.cli import (
   _kernels,
   _memory,
   _optimize,
+  _profile,
   _train,
 )
 
@@ -34,6 +35,7 @@ app.add_typer(_benches, name="bench")
 app.command("memory")(_memory.report)
 app.command()(_costs.costs)
 app.command("optimize")(_optimize.optimize_command)
+app.command()(_profile.profile)
 app.command()(_kernels.kernels)
 app.command()(_kernels.tune_kernels)
 app.command()(_train.train)

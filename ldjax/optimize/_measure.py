@@ -106,6 +106,7 @@ def measure_costs(
   *,
   batch: int = 1,
   rounds: int = 15,
+  keep: bool = True,
   progress: assemble.Progress | None = None,
 ) -> _cost.CostCurve:
   """Measures whole steps of a model's decoder by the size of the tree.
@@ -122,6 +123,7 @@ def measure_costs(
     sizes: T of the trees, in any order; 1 is measured in any case.
     batch: B, rows that run together.
     rounds: steps at each size.
+    keep: whether adaptive decoding is to find the curve from now on.
     progress: called with a line of text before each compilation.
 
   Returns:
@@ -181,6 +183,8 @@ def measure_costs(
     device=_costs_file.device_of(model).device_kind,
     model=_costs_file.fingerprint(model, batch),
   )
+  if not keep:
+    return curve
   try:
     _costs_file.save_costs(model, curve)
   except OSError as error:
