@@ -62,6 +62,7 @@ def test_equals_the_definition(
   np.testing.assert_allclose(got.lse, want.lse, rtol=0, atol=2e-5)
   np.testing.assert_array_equal(got.entry, want.entry)
   np.testing.assert_array_equal(got.noisy, want.noisy)
+  np.testing.assert_allclose(got.noisy_logit, want.noisy_logit, atol=2e-5)
 
 
 @pytest.mark.parametrize("backend", _SUMMARIZE)
