@@ -31,11 +31,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import topologies
-from jax.sharding import (
-  SingleDeviceSharding,
-)
+from jax.experimental.layout import Format, Layout
+from jax.sharding import SingleDeviceSharding
 
-from ldjax import decoding, memory, models, pallas_kernels, sampling
+from ldjax import (
+  _sharding,
+  decoding,
+  memory,
+  models,
+  pallas_kernels,
+  sampling,
+)
 
 # What XLA needs to know of an H100 where there is none.
 _H100 = """
@@ -148,6 +154,19 @@ def _placed(tree: Any, sharding: Any) -> Any:
   return jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
   )
+
+
+def _as_loaded(params: Any, device: Any) -> Any:
+  """Shapes of the target's parameters with the layouts that `load` gives."""
+  rows = Format(Layout((0, 1)), SingleDeviceSharding(device))
+
+  def one(path, x):
+    keys = [key.key for key in path]
+    if not _sharding.by_rows(keys, x.shape):
+      return x
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows)
+
+  return jax.tree_util.tree_map_with_path(one, params)
 
 
 def _copies(text: str, least: int) -> list[str]:
@@ -302,6 +321,8 @@ def decode_step(
   weights = decoding.DecoderParams(params)
   state = jax.eval_shape(lambda w: decoder.empty(w, batch), weights)
   weights, state = _placed((weights, state), SingleDeviceSharding(device))
+  if platform == "tpu":
+    weights = weights._replace(target=_as_loaded(weights.target, device))
   step = jax.jit(decoder.step, donate_argnums=1)
   return step.trace(weights, state).lower(lowering_platforms=(platform,))
 
