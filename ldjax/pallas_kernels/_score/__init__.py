@@ -11,7 +11,7 @@ from jax import lax
 
 from ldjax import sampling as sampling_lib
 from ldjax import typing
-from ldjax.pallas_kernels import _blocks, _limits, _prefix_attention
+from ldjax.pallas_kernels import _blocks, _limits, _named, _prefix_attention
 from ldjax.pallas_kernels._score import _mosaic_tpu, _reference, _xla
 
 __all__ = ["Scored", "score"]
@@ -187,9 +187,10 @@ def _summary(
     blocks=_blocks.choose_score(problem, "cpu", blocks),
     **settings,
   )
+  named = None
   if implementation is not None:
-    entry = _limits.limits("score", implementation)
-    _limits.check(entry, dtype=dtype)
+    named = _limits.limits("score", implementation)
+    _limits.check(named, dtype=dtype)
   if implementation == "xla":
     return plain(*arrays)
   kernel = jax.custom_batching.sequential_vmap(
@@ -197,8 +198,8 @@ def _summary(
       _TPU, blocks=_blocks.choose_score(problem, "tpu", blocks), **settings
     )
   )
-  if implementation is not None:
-    return kernel(*arrays)
+  if named is not None:
+    return _named.only_there(named, kernel)(*arrays)
   entry = _limits.limits("score", "mosaic_tpu")
   if (
     _limits.refusals(entry, dtype=dtype)
