@@ -8,7 +8,8 @@
 
 The compilers are the real ones; arrays are shapes only, and nothing runs. A
 line of JSON a program says what stands in it: copies of an array as large as
-the cache's pages, arrays of the size of all logits, what is aliased, and bytes.
+the cache's pages, arrays of the size of all logits, what is aliased, and bytes
+moved (see `traffic.py`).
 """
 
 import argparse
@@ -31,12 +32,13 @@ os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 import jax
 import jax.numpy as jnp
 import numpy as np
+import traffic
 from jax.experimental import topologies
-from jax.sharding import (
-  SingleDeviceSharding,
-)
+from jax.experimental.layout import Format, Layout
+from jax.sharding import SingleDeviceSharding
 
 from ldjax import (
+  _sharding,
   decoding,
   memory,
   models,
@@ -158,6 +160,19 @@ def _placed(tree: Any, sharding: Any) -> Any:
   )
 
 
+def _as_loaded(params: Any, device: Any) -> Any:
+  """Shapes of the target's parameters with the layouts that `load` gives."""
+  rows = Format(Layout((0, 1)), SingleDeviceSharding(device))
+
+  def one(path, x):
+    keys = [key.key for key in path]
+    if not _sharding.by_rows(keys, x.shape):
+      return x
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows)
+
+  return jax.tree_util.tree_map_with_path(one, params)
+
+
 def _copies(text: str, least: int) -> list[str]:
   """Copies of at least `least` numbers in a program."""
   found = []
@@ -179,23 +194,32 @@ class Program:
   copies: tuple[str, ...]
   """Shapes of copies as large as a layer's pages."""
   logits: bool
-  """Whether there is an array of all logits, fp32."""
+  """Whether there is an array of all logits, fp32, whatever branch is taken."""
   aliased: int
   """Arguments that are updated in place."""
   bytes_accessed: float
+  """As XLA's cost analysis has it."""
+  moved: int
+  """To and from memory, of a TPU's program; see `traffic.py`."""
   temporary: int
 
 
-def describe(
-  name: str, lowered: Any, *, pool: int, logits: str | None = None
-) -> Program:
-  """Compiles, and says what came of it."""
+def describe(name: str, lowered: Any, *, pool: int, vocab: int) -> Program:
+  """Compiles, and says what came of it.
+
+  Args:
+    name: of the program.
+    lowered: what to compile.
+    pool: numbers of a layer's pages.
+    vocab: V.
+  """
   begin = time.perf_counter()
   compiled = lowered.compile()
   seconds = time.perf_counter() - begin
   text = compiled.as_text()
   header = text.split("\n", 1)[0]
   cost = compiled.cost_analysis() or {}
+  found = traffic.Traffic(text, vocab)
   return Program(
     name=name,
     seconds=round(seconds, 1),
@@ -203,9 +227,10 @@ def describe(
       re.findall(r'custom_call_target="(?:tpu_custom_call|mosaic_gpu)', text)
     ),
     copies=tuple(_copies(text, pool)),
-    logits=logits is not None and logits in text,
+    logits=found.must_hold_logits(),
     aliased=len(re.findall(r"(?:may|must)-alias", header)),
     bytes_accessed=float(cost.get("bytes accessed", 0.0)),
+    moved=found.moved() if "S(1)" in text else 0,
     temporary=compiled.memory_analysis().temp_size_in_bytes,
   )
 
@@ -310,6 +335,8 @@ def decode_step(
   weights = decoding.DecoderParams(params)
   state = jax.eval_shape(lambda w: decoder.empty(w, batch), weights)
   weights, state = _placed((weights, state), SingleDeviceSharding(device))
+  if platform == "tpu":
+    weights = weights._replace(target=_as_loaded(weights.target, device))
   step = jax.jit(decoder.step, donate_argnums=1)
   return step.trace(weights, state).lower(lowering_platforms=(platform,))
 
@@ -328,7 +355,7 @@ def step_program(
     f"step {name} batch {batch} nodes {nodes} length {max_len}",
     lowered,
     pool=pool * config.head_dim,
-    logits=f"f32[{batch},{nodes},{config.vocab_size}]",
+    vocab=config.vocab_size,
   )
 
 
@@ -362,12 +389,13 @@ def _kernels(
           window=window,
         ),
         pool=pool,
+        vocab=config.vocab_size,
       )
     yield describe(
       f"score {name} {jnp.dtype(dtype).name}",
       scoring(platform, device, config, rows=rows, dtype=dtype),
       pool=config.vocab_size * config.hidden_size,
-      logits=f"f32[{rows},{config.vocab_size}]",
+      vocab=config.vocab_size,
     )
 
 
@@ -402,8 +430,9 @@ def byte_table(device: Any) -> Any:
           "batch": batch,
           "length": length,
           "least_mb": round(least / 1e6, 1),
-          "program_mb": round(program.bytes_accessed / 1e6, 1),
-          "ratio": round(program.bytes_accessed / least, 2),
+          "moved_mb": round(program.moved / 1e6, 1),
+          "ratio": round(program.moved / least, 2),
+          "analysis_mb": round(program.bytes_accessed / 1e6, 1),
         }
 
 

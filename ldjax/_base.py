@@ -119,6 +119,20 @@ class Scores(NamedTuple):
   """[R, T, V] float32."""
 
 
+class Draws(NamedTuple):
+  """The target's draw at each node, made without holding all logits."""
+
+  tokens: Array
+  """[R, T] int32."""
+  logprobs: Array
+  """[R, T] float32, their log-probabilities by the target's own logits."""
+  finite: Array
+  """[R, T] bool, whether all logits were finite."""
+  exact: Array
+  """[R, T] bool, whether `tokens` are what the logits give: an entry that is
+  not sends the whole batch to the logits."""
+
+
 class TargetFn(NamedTuple):
   """A target model as pure functions.
 
@@ -126,10 +140,17 @@ class TargetFn(NamedTuple):
   block of tree nodes over a committed prefix and returns `TargetOutput`;
   node i sees the prefix, its ancestors and itself.
   `score(params, hidden[R,T,E])` returns `Scores`.
+  `draw(params, hidden[R,T,E], sampling, position[R,T], wanted[R])` returns
+  `Draws` of tokens that will stand at `position`, right where `wanted`; or,
+  while it is traced, None where `score` should be asked. It is used where the
+  program is compiled for a platform of `draw_on`.
   """
 
   forward: Callable[[Any, Array, Array, Array, CacheView], TargetOutput]
   score: Callable[[Any, Array], Scores]
+  draw: Callable[[Any, Array, Any, Array, Array], Draws | None] | None = None
+  draw_on: tuple[str, ...] = ("tpu",)
+  """Platforms as `jax.jit(...).lower` names them."""
 
 
 class Candidates(NamedTuple):

@@ -12,7 +12,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.experimental.layout import Format, Layout
+from jax.sharding import (
+  AxisType,
+  Mesh,
+  NamedSharding,
+  PartitionSpec,
+  SingleDeviceSharding,
+)
 
 from ldjax import decoding, models, pallas_kernels
 
@@ -140,6 +147,47 @@ def place_on(
     return jax.device_put(array, NamedSharding(mesh, spec))
 
   return place
+
+
+def by_rows(path: Sequence[Any], shape: Sequence[int]) -> bool:
+  """Whether a parameter must be laid out on TPU row after row.
+
+  Left to itself a TPU lays out [V, E] column after column where E is no
+  multiple of its 128 lanes, and each round would then copy the matrix for the
+  look-up of its rows, and for `pallas_kernels.score`.
+
+  Args:
+    path: keys from the root of the target's parameters to the leaf.
+    shape: of the parameter.
+
+  Example:
+    >>> by_rows(("embed_tokens", "weight"), (49152, 576))
+    True
+  """
+  tables = (("embed_tokens", "weight"), ("lm_head", "weight"))
+  return tuple(path) in tables and shape[-1] % 128 != 0
+
+
+def place_on_tpu(path: Sequence[Any], array: np.ndarray) -> jax.Array:
+  """The parameter on the default device, laid out as `by_rows` says.
+
+  Args:
+    path: keys from the root of the parameters to the leaf.
+    array: the parameter on the host.
+
+  Example:
+    >>> import numpy as np
+    >>> place_on_tpu(("lm_head", "weight"), np.zeros((5, 3))).shape
+    (5, 3)
+  """
+  placed = jax.numpy.asarray(array)
+  if not by_rows(path, array.shape):
+    return placed
+  (device,) = placed.devices()
+  # Compiled functions take an array as it lies, once it is bound to a device.
+  return jax.device_put(
+    placed, Format(Layout((0, 1)), SingleDeviceSharding(device))
+  )
 
 
 def state_shardings(state: Any, mesh: Mesh) -> Any:

@@ -105,7 +105,9 @@ class LanguageModel:
 def _place(
   mesh: jax.sharding.Mesh | None, config: models.TransformerConfig
 ) -> Any:
-  return None if mesh is None else _sharding.place_on(mesh, config)
+  if mesh is not None:
+    return _sharding.place_on(mesh, config)
+  return _sharding.place_on_tpu if jax.default_backend() == "tpu" else None
 
 
 def _decoder(

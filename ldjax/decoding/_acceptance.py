@@ -28,8 +28,42 @@ def _logprob(logits: Array, token: Array, wanted: Array) -> Array:
   )
 
 
+Opinion: TypeAlias = Callable[
+  [Array, sampling_lib.History], tuple[Array, Array, Array]
+]
+"""(node [B], the past there) -> the token drawn there, its log-probability,
+whether the logits were finite; [B] each."""
+
+
+def _by_logits(
+  logits: Array, sampling: sampling_lib.Sampling, stop_ids: Array
+) -> Opinion:
+  def opinion(node, past):
+    raw = jnp.take_along_axis(logits, node[:, None, None], axis=1)[:, 0]
+    here = sampling_lib.adjust(raw, sampling, past, stop_ids)
+    # -inf is how an id is ruled out; NaN, +inf or nothing left is a fault.
+    finite = jnp.isfinite(jnp.max(here, axis=-1))
+    drawn = sampling_lib.draw(here, sampling, past.length)
+    return drawn, _logprob(raw, drawn, sampling.logprobs), finite
+
+  return opinion
+
+
+def _by_draws(draws: _base.Draws, wanted: Array) -> Opinion:
+  def opinion(node, past):
+    del past
+
+    def there(x):
+      return jnp.take_along_axis(x, node[:, None], axis=1)[:, 0]
+
+    logprob = jnp.where(wanted, there(draws.logprobs), 0.0)
+    return there(draws.tokens), logprob, there(draws.finite)
+
+  return opinion
+
+
 def accept(
-  scores: _base.Scores,
+  scores: _base.Scores | _base.Draws,
   candidates: _base.Candidates,
   sampling: sampling_lib.Sampling,
   history: sampling_lib.History,
@@ -47,7 +81,8 @@ def accept(
   at a node sees the history and the node's own path.
 
   Args:
-    scores: [B, T, V].
+    scores: [B, T, V]; or `Draws` [B, T], each made for the position that its
+      node has, with nothing to adjust: they are only looked up.
     candidates: [B, T].
     sampling: of B rows.
     history: of B rows; its last token is the root.
@@ -76,8 +111,13 @@ def accept(
   Source: Miao et al. 2023 (SpecInfer) for the tree; Daliri, Musco, Suresh
   2024 for the coupling.
   """
-  logits, parents = scores.logits, candidates.parents
-  batch = logits.shape[0]
+  parents = candidates.parents
+  batch = parents.shape[0]
+  opinion = (
+    _by_draws(scores, sampling.logprobs)
+    if isinstance(scores, _base.Draws)
+    else _by_logits(scores.logits, sampling, stop_ids)
+  )
   columns = jnp.arange(depth + 1, dtype=jnp.int32)[None]
   # Invalid nodes and the root can never match a drawn token.
   carried = jnp.where(parents < 0, -1, candidates.tokens)
@@ -86,12 +126,7 @@ def accept(
 
   def body(carry):
     level, node, going, past, walk = carry
-    raw = jnp.take_along_axis(logits, node[:, None, None], axis=1)[:, 0]
-    here = sampling_lib.adjust(raw, sampling, past, stop_ids)
-    # -inf is how an id is ruled out; NaN, +inf or nothing left is a fault.
-    finite = jnp.isfinite(jnp.max(here, axis=-1))
-    drawn = sampling_lib.draw(here, sampling, past.length)
-    logprob = _logprob(raw, drawn, sampling.logprobs)
+    drawn, logprob, finite = opinion(node, past)
     broke = going & ~finite
     going = going & finite
     at = going[:, None] & (columns == level)

@@ -77,6 +77,74 @@ def _append(
   )
 
 
+def _walk(
+  target: _base.TargetFn,
+  accept: _acceptance.Rule,
+  params: Any,
+  hidden: Array,
+  depths: Array,
+  candidates: _base.Candidates,
+  sampling: sampling_lib.Sampling,
+  history: sampling_lib.History,
+  *,
+  remaining: Array,
+  **settings: Any,
+) -> _base.Acceptance:
+  """Accepts by the target's draws where it makes them, else by its logits.
+
+  Args:
+    target: the model.
+    accept: the rule; a foreign one is given logits.
+    params: the model's weights.
+    hidden: [R, T, E].
+    depths: [R, T] int32, of the nodes.
+    candidates: [R, T].
+    sampling: of R rows, as `history`.
+    history: what stands before the nodes.
+    remaining: [R] int32.
+    **settings: the other arguments of `accept`.
+  """
+
+  def walk(scores):
+    return accept(
+      scores, candidates, sampling, history, remaining=remaining, **settings
+    )
+
+  def scored(params, hidden):
+    with jax.named_scope("verify"):
+      scores = target.score(params, hidden)
+    return walk(scores)
+
+  if target.draw is None or accept is not _acceptance.accept:
+    return scored(params, hidden)
+
+  def drawn(params, hidden):
+    assert target.draw is not None
+    emitted = history.length - history.prompt_length
+    # A deeper node has emitted more, so that the root decides.
+    to_emit = sampling.min_new_tokens - emitted
+    wanted = remaining > 0
+    with jax.named_scope("verify"):
+      draws = target.draw(
+        params,
+        hidden,
+        dataclasses.replace(sampling, min_new_tokens=to_emit),
+        history.length[:, None] + depths,
+        wanted,
+      )
+    if draws is None:
+      return scored(params, hidden)
+    return lax.cond(
+      jnp.all(draws.exact | ~wanted[:, None]),
+      lambda: walk(draws),
+      lambda: scored(params, hidden),
+    )
+
+  return lax.platform_dependent(
+    params, hidden, default=scored, **dict.fromkeys(target.draw_on, drawn)
+  )
+
+
 def _settle(
   draft: _base.DraftFn,
   draft_params: Any,
@@ -193,14 +261,18 @@ def step(
     # Invalid nodes read token 0: a target never meets a negative id.
     drafted = jnp.maximum(candidates.tokens[:, 1:], 0)
     block = jnp.concatenate([pending, drafted], axis=1)
-    positions = state.cache.length[:, None] + _depths(candidates.parents)
+    depths = _depths(candidates.parents)
+    positions = state.cache.length[:, None] + depths
     output = target.forward(
       params.target, block, positions, candidates.parents, state.cache.view()
     )
-    scores = target.score(params.target, output.hidden)
   active = state.status == Status.RUNNING
-  walk = accept(
-    scores,
+  walk = _walk(
+    target,
+    accept,
+    params.target,
+    output.hidden,
+    depths,
     candidates,
     state.sampling,
     sampling_lib.History(state.tokens, state.prompt_length, state.length),
@@ -251,16 +323,17 @@ def prefill(
       params.target, block, positions, chain, state.cache.view(rows)
     )
     last = jnp.maximum(count - 1, 0)[:, None]
-    scores = target.score(
-      params.target,
-      jnp.take_along_axis(output.hidden, last[..., None], axis=1),
-    )
+    hidden = jnp.take_along_axis(output.hidden, last[..., None], axis=1)
   root = _base.Candidates(
     jnp.full((rows.shape[0], 1), -1, jnp.int32),
     jnp.full((rows.shape[0], 1), -1, jnp.int32),
   )
-  walk = accept(
-    scores,
+  walk = _walk(
+    target,
+    accept,
+    params.target,
+    hidden,
+    jnp.zeros_like(root.parents),
     root,
     jax.tree.map(lambda x: x[rows], state.sampling),
     sampling_lib.History(state.tokens[rows], state.prompt_length[rows], known),

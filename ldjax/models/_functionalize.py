@@ -48,7 +48,10 @@ def _target_fn(graphdef: nnx.GraphDef) -> _base.TargetFn:
   def score(params, hidden):
     return nnx.merge(graphdef, params).score(hidden)
 
-  return _base.TargetFn(forward, score)
+  def draw(params, *arguments):
+    return nnx.merge(graphdef, params).draw(*arguments)
+
+  return _base.TargetFn(forward, score, draw)
 
 
 @functools.lru_cache(maxsize=256)

@@ -6,9 +6,13 @@ from flax import nnx
 from jax import lax
 
 from ldjax import _base, pallas_kernels, typing
+from ldjax import sampling as sampling_lib
 from ldjax.models import _attention, _config, _layers, _linear
 
 Array = typing.Array
+
+# A draw that needs a longer list of the largest logits is made from all.
+_MOST_LISTED = 128
 
 
 class Block(nnx.Module):
@@ -224,3 +228,48 @@ class Transformer(nnx.Module):
     logits = _linear.linear(hidden, self.output_matrix, out_dtype=jnp.float32)
     cap = self.config.final_soft_cap
     return _base.Scores(logits if cap is None else cap * jnp.tanh(logits / cap))
+
+  def draw(
+    self,
+    hidden: Array,
+    sampling: sampling_lib.Sampling,
+    position: Array,
+    wanted: Array,
+  ) -> _base.Draws | None:
+    """What `TargetFn.draw` gives, by `pallas_kernels.score`.
+
+    Nothing is computed, and nothing exact, where a row that is `wanted` needs
+    more than a short list of its largest logits.
+    """
+    if not pallas_kernels.kernels_wanted():
+      return None
+    shape, vocab = position.shape, self.config.vocab_size
+    k = min(_MOST_LISTED, vocab)
+    needed = sampling_lib.deciding(sampling, vocab)
+    listed = jnp.max(jnp.where(wanted, needed, 1))
+
+    def drawn():
+      scored = pallas_kernels.score(
+        hidden.reshape(-1, hidden.shape[-1]),
+        self.output_matrix,
+        k=k,
+        listed=listed,
+        soft_cap=self.config.final_soft_cap,
+        sampling=jax.tree.map(
+          lambda x: jnp.repeat(x, shape[1], axis=0), sampling
+        ),
+        position=position.reshape(-1),
+      )
+      finite = jnp.isfinite(scored.lse)
+      found = (scored.token, scored.logprob, finite, scored.exact)
+      return _base.Draws(*jax.tree.map(lambda x: x.reshape(shape), found))
+
+    def nothing():
+      return _base.Draws(
+        jnp.zeros(shape, jnp.int32),
+        jnp.zeros(shape, jnp.float32),
+        jnp.zeros(shape, bool),
+        jnp.zeros(shape, bool),
+      )
+
+    return lax.cond(listed <= k, drawn, nothing)

@@ -9,6 +9,7 @@ from ldjax.pallas_kernels._blocks import (
 )
 from ldjax.pallas_kernels._limits import LIMITS, Limits
 from ldjax.pallas_kernels._prefix_attention import (
+  kernels_wanted,
   prefix_attention,
   without_kernels,
 )
@@ -28,6 +29,7 @@ __all__ = [
   "ScoreProblem",
   "Scored",
   "ancestor_mask",
+  "kernels_wanted",
   "prefix_attention",
   "score",
   "tree_attention",

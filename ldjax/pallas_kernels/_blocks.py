@@ -16,6 +16,7 @@ from ldjax import _cache_folder
 _STEP_BYTES = 1 << 20
 _STEP_POSITIONS = 512
 _STEP_PAGES = 16
+_STEP_LOGITS = 1 << 17
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,8 +44,7 @@ class PrefixBlocks:
 
   def query_tile(self, rows: int, multiple: int) -> int:
     """Rows a tile: equal tiles, as few as allowed, of a multiple of rows."""
-    tiles = -(-rows // self.query_rows)
-    return -(-rows // (tiles * multiple)) * multiple
+    return _equal_tile(rows, self.query_rows, multiple)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,9 +53,20 @@ class ScoreBlocks:
 
   vocab_tile: int
   """Rows of the output matrix."""
+  hidden_rows: int = 256
+  """Hidden rows at most."""
 
   def __post_init__(self) -> None:
     _check_positive(self)
+
+  def row_tile(self, rows: int, multiple: int) -> int:
+    """Rows a tile: equal tiles, as few as allowed, of a multiple of rows."""
+    return _equal_tile(rows, self.hidden_rows, multiple)
+
+
+def _equal_tile(rows: int, most: int, multiple: int) -> int:
+  tiles = -(-rows // most)
+  return -(-rows // (tiles * multiple)) * multiple
 
 
 def _check_positive(blocks: Any) -> None:
@@ -138,10 +149,15 @@ def guess_prefix(problem: PrefixProblem) -> PrefixBlocks:
 
 
 def guess_score(problem: ScoreProblem) -> ScoreBlocks:
-  """Sizes by rule: as many rows of the matrix as two megabytes hold."""
+  """Sizes by rule: as many rows of the matrix as two megabytes hold.
+
+  The logits of a step, of which there are several copies, get half a megabyte.
+  """
   rows = (2 << 20) // (problem.width * _bytes(problem.dtype))
-  tile = 128
-  while tile * 2 <= min(rows, 2048):
+  blocks = ScoreBlocks(vocab_tile=128)
+  logits = _STEP_LOGITS // min(problem.rows, blocks.hidden_rows)
+  tile = blocks.vocab_tile
+  while tile * 2 <= min(rows, logits, 2048):
     tile *= 2
   return ScoreBlocks(vocab_tile=tile)
 

@@ -1,7 +1,7 @@
 """How the target's token at a position is drawn."""
 
 from ldjax.sampling._adjust import History, adjust
-from ldjax.sampling._draw import draw, warp
+from ldjax.sampling._draw import deciding, draw, warp
 from ldjax.sampling._noise import (
   gumbel,
   gumbel_at,
@@ -23,6 +23,7 @@ __all__ = [
   "History",
   "Sampling",
   "adjust",
+  "deciding",
   "draw",
   "gumbel",
   "gumbel_at",

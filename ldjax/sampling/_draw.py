@@ -75,3 +75,41 @@ def draw(logits: Array, sampling: _params.Sampling, position: Array) -> Array:
     return jnp.where(sampling.temperature > 0, drawn.astype(jnp.int32), greedy)
 
   return lax.cond(jnp.any(sampling.temperature > 0), sampled, lambda: greedy)
+
+
+ALL_LOGITS = 2**31 - 1
+"""What `deciding` says where no list of the largest logits is enough."""
+
+
+def deciding(sampling: _params.Sampling, vocab_size: int) -> Array:
+  """How many of a row's largest logits decide its draw.
+
+  Args:
+    sampling: of B rows; `min_new_tokens` counts from here on.
+    vocab_size: V.
+
+  Returns:
+    [B] int32: 1 where the largest logit, or the largest sum of a scaled logit
+    and its noise over the whole vocabulary, is the token; k + 1 under a top-k
+    (more where logits tie with the k-th); `ALL_LOGITS` for penalties, banned
+    ids, a minimum of new tokens, top-p and min-p.
+
+  Example:
+    >>> from ldjax.sampling import make_sampling
+    >>> deciding(make_sampling(
+    ...   3, temperature=1., top_k=[None, 5, 5], top_p=[1., 1., .9]), 99
+    ... ).tolist()
+    [1, 6, 2147483647]
+  """
+  changed = (
+    (sampling.repetition_penalty != 1)
+    | (sampling.presence_penalty != 0)
+    | (sampling.frequency_penalty != 0)
+    | (sampling.min_new_tokens > 0)
+    | jnp.any(sampling.banned_ids >= 0, axis=1)
+  )
+  hot = sampling.temperature > 0
+  cut = hot & (sampling.top_k > 0) & (sampling.top_k < vocab_size)
+  uncounted = hot & ((sampling.top_p < 1) | (sampling.min_p > 0))
+  size = jnp.where(cut, sampling.top_k + 1, 1)
+  return jnp.where(changed | uncounted, ALL_LOGITS, size).astype(jnp.int32)

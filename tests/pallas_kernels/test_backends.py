@@ -356,6 +356,59 @@ def test_a_refusal_names_value_and_limit(changes, reason):
     _limits.check(entry, **{**problem, **changes})
 
 
+_NAMED = (
+  (
+    "prefix_attention",
+    lambda dtype: functools.partial(
+      pallas_kernels.prefix_attention,
+      jnp.ones((1, 5, 2, 64), dtype),
+      jnp.ones((3, 1, 16, 128), dtype),
+      jnp.array([[2, 0]]),
+      jnp.array([20]),
+      scale=0.125,
+    ),
+  ),
+  (
+    "score",
+    lambda dtype: functools.partial(
+      pallas_kernels.score, jnp.ones((1, 128), dtype), jnp.ones((9, 128), dtype)
+    ),
+  ),
+)
+
+
+@pytest.mark.parametrize(("kernel", "build"), _NAMED)
+def test_a_named_kernel_runs_nowhere_in_its_place(kernel, build):
+  call = functools.partial(build("bfloat16"), implementation="mosaic_tpu")
+  reason = (
+    f"'mosaic_tpu' of {kernel} is for TPU v4 and later, but this is compiled"
+    " for {}. Leave implementation out, or give 'xla'"
+  )
+  for run in (call, jax.jit(call)):
+    with pytest.raises(ValueError, match=reason.format("cpu")):
+      run()
+  traced = jax.jit(call).trace()
+  with pytest.raises(ValueError, match=reason.format("cuda")):
+    traced.lower(lowering_platforms=("cuda",))
+  traced.lower(lowering_platforms=("tpu",))
+
+
+def test_a_kernel_that_does_not_compile_is_not_replaced(monkeypatch):
+  """Chosen unasked, lowered for a TPU, refused by its compiler."""
+
+  def fail(*_, **__):
+    raise NotImplementedError("shared memory is 300 kB; there are 200")
+
+  monkeypatch.setitem(_prefix_attention._KERNELS, "mosaic_tpu", fail)
+  jax.clear_caches()
+  _prefix_attention._by_platform.cache_clear()
+  _prefix_attention._kernel.cache_clear()
+  with pytest.raises(NotImplementedError, match="300 kB"):
+    jax.jit(_NAMED[0][1]("bfloat16")).trace()
+  _prefix_attention._by_platform.cache_clear()
+  _prefix_attention._kernel.cache_clear()
+
+
 @pytest.mark.slow
 def test_a_round_with_kernels_gives_the_same_text(monkeypatch):
   """The decoder around the interpreted kernel, against XLA."""

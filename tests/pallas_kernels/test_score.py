@@ -40,28 +40,33 @@ def _problem(rows, vocab, width, dtype="float32", mapped=False):
 
 @pytest.mark.parametrize("backend", _SUMMARIZE)
 @pytest.mark.parametrize(
-  ("rows", "vocab", "width", "dtype", "k", "soft_cap", "mapped"),
+  ("rows", "vocab", "width", "dtype", "k", "listed", "soft_cap", "mapped"),
   [
-    (5, 509, 24, "float32", 3, None, False),
-    (1, 384, 17, "float32", 8, 3.0, True),  # a whole number of tiles
-    (19, 301, 40, "bfloat16", 1, None, True),
+    (5, 509, 24, "float32", 3, None, None, False),
+    (1, 384, 17, "float32", 8, 8, 3.0, True),  # a whole number of tiles
+    (19, 301, 40, "bfloat16", 130, 3, None, True),  # two tiles of rows
   ],
 )
 def test_equals_the_definition(
-  backend, rows, vocab, width, dtype, k, soft_cap, mapped
+  backend, rows, vocab, width, dtype, k, listed, soft_cap, mapped
 ):
   problem = _problem(rows, vocab, width, dtype, mapped)
+  if listed is not None:
+    problem = (*problem, jnp.int32(listed))
   settings = {"k": k, "soft_cap": soft_cap}
   want = _definition(*problem, **settings)
+  blocks = _blocks.ScoreBlocks(vocab_tile=128, hidden_rows=16)
   got = jax.jit(_SUMMARIZE[backend], static_argnames=_STATIC)(
-    *problem, blocks=_blocks.ScoreBlocks(vocab_tile=128), **settings
+    *problem, blocks=blocks, **settings
   )
   # Products of E normal numbers in fp32 (bf16 ones are exact in it), whose
   # order of summation differs.
   np.testing.assert_allclose(got.logits, want.logits, rtol=0, atol=2e-5)
   np.testing.assert_allclose(got.lse, want.lse, rtol=0, atol=2e-5)
-  np.testing.assert_array_equal(got.entry, want.entry)
+  known = slice(None, listed)
+  np.testing.assert_array_equal(got.entry[:, known], want.entry[:, known])
   np.testing.assert_array_equal(got.noisy, want.noisy)
+  np.testing.assert_allclose(got.noisy_logit, want.noisy_logit, atol=2e-5)
 
 
 @pytest.mark.parametrize("backend", _SUMMARIZE)

@@ -11,7 +11,7 @@ import jax
 from jax import lax
 
 from ldjax import _base, typing
-from ldjax.pallas_kernels import _blocks, _limits
+from ldjax.pallas_kernels import _blocks, _limits, _named
 from ldjax.pallas_kernels._prefix_attention import _mosaic_tpu, _xla
 
 __all__ = ["prefix_attention", "without_kernels"]
@@ -249,14 +249,16 @@ def prefix_attention(
     raise ValueError(
       f"{heads} query heads are no multiple of {kv_heads} key/value heads"
     )
+  named = None
   if implementation is not None:
-    entry = _limits.limits("prefix_attention", implementation)
-    _limits.check(entry, **_problem(query, pages))
+    named = _limits.limits("prefix_attention", implementation)
+    _limits.check(named, **_problem(query, pages))
   arrays = (query, pages, block_table, length, start)
   settings: dict[str, Any] = {"scale": scale, "soft_cap": soft_cap}
   if implementation == "xla":
     return _plain(**settings)(*arrays)
-  if implementation is not None:
-    return _kernel(implementation, blocks=blocks, **settings)(*arrays)
+  if named is not None:
+    kernel = _kernel(named.implementation, blocks=blocks, **settings)
+    return _named.only_there(named, kernel)(*arrays)
   names = _best(query, pages)
   return _by_platform(names, blocks=blocks, **settings)(*arrays)

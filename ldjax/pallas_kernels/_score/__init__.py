@@ -11,7 +11,7 @@ from jax import lax
 
 from ldjax import sampling as sampling_lib
 from ldjax import typing
-from ldjax.pallas_kernels import _blocks, _limits, _prefix_attention
+from ldjax.pallas_kernels import _blocks, _limits, _named, _prefix_attention
 from ldjax.pallas_kernels._score import _mosaic_tpu, _reference, _xla
 
 __all__ = ["Scored", "score"]
@@ -31,10 +31,12 @@ class Scored(NamedTuple):
   log-probabilities."""
   token: Array | None
   """[R] int32, the drawn token; None without `sampling`."""
+  logprob: Array | None
+  """[R] float32, its log-probability by the logits themselves."""
   exact: Array | None
   """[R] bool, whether `token` is what `sampling.draw` takes from all logits.
   False for penalties, banned ids, `min_new_tokens`, top-p and min-p, and for a
-  top-k that k or a tie at its end hides: draw from all logits there."""
+  top-k that the list or a tie at its end hides: draw from all logits there."""
 
 
 _TPU = jax.jit(
@@ -47,34 +49,33 @@ def _token(
   noise: _reference.Noise,
   sampling: sampling_lib.Sampling,
   ids: Array,
+  listed: Array,
   vocab: int,
-) -> tuple[Array, Array]:
-  """The drawn entry of each row [R], and whether it is exact [R]."""
+) -> tuple[Array, Array, Array]:
+  """The drawn entry of each row [R], its logit [R] and whether it is exact."""
   k = summary.logits.shape[1]
+  size = sampling_lib.deciding(sampling, vocab)
   scaled = summary.logits / noise.temperature[:, None]
-  whole = (sampling.top_k < 1) | (sampling.top_k >= vocab)
   last = jnp.clip(sampling.top_k, 1, k)[:, None] - 1
   cut = jnp.take_along_axis(scaled, last, axis=1)
   drawn = sampling_lib.gumbel_at(noise.key, noise.position, ids)
   perturbed = jnp.where(scaled >= cut, scaled + drawn, -jnp.inf)
   best = jnp.max(perturbed, axis=1, keepdims=True)
-  listed = jnp.min(jnp.where(perturbed == best, summary.entry, vocab), axis=1)
-  assert summary.noisy is not None
-  entry = jnp.where(whole, summary.noisy, listed)
-  greedy = sampling.temperature <= 0
-  entry = jnp.where(greedy, summary.entry[:, 0], entry)
-  # Ties at the cut stay, so the list must show where they end.
-  ends = (scaled[:, -1] < cut[:, 0]) | (k == vocab)
-  exact = whole | (ends & (sampling.top_k <= k))
-  exact = exact & (sampling.top_p >= 1) & (sampling.min_p <= 0)
-  plain = (
-    (sampling.repetition_penalty == 1)
-    & (sampling.presence_penalty == 0)
-    & (sampling.frequency_penalty == 0)
-    & (sampling.min_new_tokens <= 0)
-    & jnp.all(sampling.banned_ids < 0, axis=1)
+  # Of equal ones the lowest entry, as `argmax` of all would take.
+  entry = jnp.min(jnp.where(perturbed == best, summary.entry, vocab), axis=1)
+  logit = jnp.max(
+    jnp.where(summary.entry == entry[:, None], summary.logits, -jnp.inf), axis=1
   )
-  return entry, (greedy | exact) & plain
+  assert summary.noisy is not None and summary.noisy_logit is not None
+  greedy = sampling.temperature <= 0
+  entry = jnp.where(size == 1, summary.noisy, entry)
+  entry = jnp.where(greedy, summary.entry[:, 0], entry)
+  logit = jnp.where(size == 1, summary.noisy_logit, logit)
+  logit = jnp.where(greedy, summary.logits[:, 0], logit)
+  # Ties at the cut stay, so the list must show where they end.
+  end = lax.dynamic_index_in_dim(scaled, listed - 1, 1, keepdims=False)
+  ends = (end < cut[:, 0]) | (listed >= vocab)
+  return entry, logit, (size == 1) | ((size <= listed) & ends)
 
 
 def score(
@@ -82,6 +83,7 @@ def score(
   weight: Array,
   *,
   k: int = 1,
+  listed: Array | None = None,
   soft_cap: float | None = None,
   token_ids: Array | None = None,
   sampling: sampling_lib.Sampling | None = None,
@@ -100,6 +102,8 @@ def score(
     weight: [V, E] of the same dtype. On TPU an E that is no multiple of 128
       costs a copy of the matrix a call; pad both with zeros beforehand.
     k: how many of the largest logits to return, 1 to V.
+    listed: [] int32, how many of these to look for, 1 to k; the kernel's time
+      grows with it, not with k. Past them `logits` are -inf. None for all.
     soft_cap: logits x become soft_cap * tanh(x / soft_cap).
     token_ids: [V] int32, the id of each row of a trimmed vocabulary's matrix;
       None where a row's number is its id.
@@ -150,9 +154,7 @@ def score(
       token_ids,
     )
   summary = _summary(
-    hidden,
-    weight,
-    noise,
+    (hidden, weight, noise, listed),
     {"k": k, "soft_cap": soft_cap},
     implementation,
     blocks,
@@ -162,48 +164,46 @@ def score(
     return entry if token_ids is None else token_ids[entry]
 
   ids = ids_of(summary.entry)
-  token = exact = None
+  token = logprob = exact = None
   if noise is not None:
     assert sampling is not None
-    entry, exact = _token(summary, noise, sampling, ids, vocab)
-    token = ids_of(entry)
-  return Scored(ids, summary.logits, summary.lse, token, exact)
+    if listed is None:
+      listed = jnp.int32(k)
+    entry, logit, exact = _token(summary, noise, sampling, ids, listed, vocab)
+    token, logprob = ids_of(entry), logit - summary.lse
+  return Scored(ids, summary.logits, summary.lse, token, logprob, exact)
 
 
 def _summary(
-  hidden: Array,
-  weight: Array,
-  noise: _reference.Noise | None,
+  arrays: tuple[Array, Array, _reference.Noise | None, Array | None],
   settings: dict[str, Any],
   implementation: str | None,
   blocks: _blocks.ScoreBlocks | None,
 ) -> _reference.Summary:
-  problem = _blocks.ScoreProblem(
-    width=hidden.shape[1], rows=hidden.shape[0], dtype=hidden.dtype.name
-  )
+  (rows, width), dtype = arrays[0].shape, arrays[0].dtype.name
+  problem = _blocks.ScoreProblem(width=width, rows=rows, dtype=dtype)
   plain: Callable[..., _reference.Summary] = functools.partial(
     _xla.summarize,
     blocks=_blocks.choose_score(problem, "cpu", blocks),
     **settings,
   )
+  named = None
   if implementation is not None:
-    entry = _limits.limits("score", implementation)
-    _limits.check(entry, dtype=hidden.dtype.name)
+    named = _limits.limits("score", implementation)
+    _limits.check(named, dtype=dtype)
   if implementation == "xla":
-    return plain(hidden, weight, noise)
+    return plain(*arrays)
   kernel = jax.custom_batching.sequential_vmap(
     functools.partial(
       _TPU, blocks=_blocks.choose_score(problem, "tpu", blocks), **settings
     )
   )
-  if implementation is not None:
-    return kernel(hidden, weight, noise)
+  if named is not None:
+    return _named.only_there(named, kernel)(*arrays)
   entry = _limits.limits("score", "mosaic_tpu")
   if (
-    _limits.refusals(entry, dtype=hidden.dtype.name)
+    _limits.refusals(entry, dtype=dtype)
     or not _prefix_attention.kernels_wanted()
   ):
-    return plain(hidden, weight, noise)
-  return lax.platform_dependent(
-    hidden, weight, noise, default=plain, tpu=kernel
-  )
+    return plain(*arrays)
+  return lax.platform_dependent(*arrays, default=plain, tpu=kernel)

@@ -29,13 +29,17 @@ class Summary(NamedTuple):
   """What a pass over the output matrix leaves."""
 
   logits: Array
-  """[R, k] float32, descending; of equal ones the lower entry is first."""
+  """[R, k] float32, descending; of equal ones the lower entry is first. From
+  the `listed`-th on, -inf."""
   entry: Array
-  """[R, k] int32, rows of the matrix."""
+  """[R, k] int32, rows of the matrix; any where `logits` is -inf."""
   lse: Array
-  """[R] float32, log-sum-exp of all logits."""
+  """[R] float32, log-sum-exp of all logits; NaN or -inf where one is NaN or
+  +inf or all are -inf."""
   noisy: Array | None
   """[R] int32, the entry with the largest logit / temperature + noise."""
+  noisy_logit: Array | None
+  """[R] float32, its logit."""
 
 
 def logits_of(hidden: Array, weight: Array, soft_cap: float | None) -> Array:
@@ -55,10 +59,19 @@ def logits_of(hidden: Array, weight: Array, soft_cap: float | None) -> Array:
   return logits if soft_cap is None else soft_cap * jnp.tanh(logits / soft_cap)
 
 
+def shorten(logits: Array, listed: Array | None) -> Array:
+  """Logits [R, k] with -inf from the `listed`-th on."""
+  if listed is None:
+    return logits
+  place = jnp.arange(logits.shape[1], dtype=jnp.int32)
+  return jnp.where((place < listed)[None], logits, -jnp.inf)
+
+
 def summarize(
   hidden: Array,
   weight: Array,
   noise: Noise | None,
+  listed: Array | None = None,
   *,
   k: int,
   soft_cap: float | None,
@@ -66,7 +79,7 @@ def summarize(
   """See `ldjax.pallas_kernels.score`."""
   logits = logits_of(hidden, weight, soft_cap)
   best, entry = lax.top_k(logits, k)
-  noisy = None
+  noisy = noisy_logit = None
   if noise is not None:
     ids = noise.token_ids
     if ids is None:
@@ -75,6 +88,11 @@ def summarize(
     drawn = sampling_lib.gumbel_at(noise.key, noise.position, ids)
     perturbed = logits / noise.temperature[:, None] + drawn
     noisy = jnp.argmax(perturbed, axis=-1).astype(jnp.int32)
+    noisy_logit = jnp.take_along_axis(logits, noisy[:, None], axis=1)[:, 0]
   return Summary(
-    best, entry.astype(jnp.int32), jax.nn.logsumexp(logits, axis=-1), noisy
+    shorten(best, listed),
+    entry.astype(jnp.int32),
+    jax.nn.logsumexp(logits, axis=-1),
+    noisy,
+    noisy_logit,
   )

@@ -15,6 +15,7 @@ def summarize(
   hidden: Array,
   weight: Array,
   noise: _reference.Noise | None,
+  listed: Array | None = None,
   *,
   k: int,
   soft_cap: float | None,
@@ -54,10 +55,11 @@ def summarize(
       place = jnp.argmax(perturbed, axis=-1)[:, None]
       value = jnp.take_along_axis(perturbed, place, axis=1)[:, 0]
       at = jnp.take_along_axis(here, place, axis=1)[:, 0]
+      logit = jnp.take_along_axis(logits, place, axis=1)[:, 0]
       larger = value > noisy[0]
-      noisy = (
-        jnp.where(larger, value, noisy[0]),
-        jnp.where(larger, at, noisy[1]),
+      noisy = tuple(
+        jnp.where(larger, new, old)
+        for new, old in zip((value, at, logit), noisy, strict=True)
       )
     return best, entry, new_top, total, noisy
 
@@ -67,11 +69,18 @@ def summarize(
     # Finite, so that `top - new_top` is never NaN.
     jnp.full((rows,), -1e30, jnp.float32),
     jnp.zeros((rows,), jnp.float32),
-    (jnp.full((rows,), -jnp.inf, jnp.float32), jnp.zeros((rows,), jnp.int32)),
+    (
+      jnp.full((rows,), -jnp.inf, jnp.float32),
+      jnp.zeros((rows,), jnp.int32),
+      jnp.full((rows,), -jnp.inf, jnp.float32),
+    ),
   )
   best, entry, top, total, noisy = lax.fori_loop(
     0, -(-vocab // tile), advance, carry
   )
   return _reference.Summary(
-    best, entry, top + jnp.log(total), None if noise is None else noisy[1]
+    _reference.shorten(best, listed),
+    entry,
+    top + jnp.log(total),
+    *((None, None) if noise is None else noisy[1:]),
   )
