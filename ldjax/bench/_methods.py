@@ -9,6 +9,7 @@ from ldjax import (
   _drafts,
   _generate,
   _generation,
+  _load,
   _request,
   _settings,
   assemble,
@@ -49,6 +50,13 @@ def _ldjax(model, folder, path, progress):
   return assemble.with_draft(model, _medusa_heads(model, heads))
 
 
+def _planned(model, file, path, progress):
+  if not file:
+    raise ValueError("method plan needs a file: plan:plan.json")
+  # Its weights have other forms; they are read again.
+  return _load.load(path or model.name, plan=file, progress=progress)
+
+
 def _medusa2(model, folder, path, progress):
   del path, progress
   return contrib.as_medusa2(model, _medusa_heads(model, folder))
@@ -75,6 +83,7 @@ _METHODS: dict[str, tuple[_Make, str]] = {
   BASELINE: (_plain, ""),
   "ngram": (_ngram, ""),
   "ldjax": (_ldjax, "medusa or FOLDER"),
+  "plan": (_planned, "FILE"),
   "medusa2": (_medusa2, "FOLDER"),
   "medusa2-tuned": (_medusa2_tuned, "FOLDER"),
   "transformers": (_transformers_plain, "FOLDER"),
@@ -103,10 +112,11 @@ def make_methods(
         is fastest here (see `contrib.as_tuned_medusa2`);
       - `ldjax:medusa`: ldjax with the heads of `medusa2`, or `ldjax:FOLDER`
         with those of a folder;
+      - `plan:FILE`: the model as `ldjax optimize` planned it;
       - `transformers` and `transformers-lookup`, or with `:FOLDER`: Hugging
         Face transformers, plain and with its prompt lookup, on the weights of a
         Hugging Face folder; for these alone the weights are read again.
-    path: where the model came from, for `transformers`.
+    path: where the model came from, for `transformers` and plans.
     progress: called with a line of text before each compilation.
 
   Raises:

@@ -241,7 +241,8 @@ class Transformer(nnx.Module):
     Nothing is computed, and nothing exact, where a row that is `wanted` needs
     more than a short list of its largest logits.
     """
-    if not pallas_kernels.kernels_wanted():
+    matrix = self.output_matrix
+    if not (pallas_kernels.kernels_wanted() and isinstance(matrix, jax.Array)):
       return None
     shape, vocab = position.shape, self.config.vocab_size
     k = min(_MOST_LISTED, vocab)
@@ -251,7 +252,7 @@ class Transformer(nnx.Module):
     def drawn():
       scored = pallas_kernels.score(
         hidden.reshape(-1, hidden.shape[-1]),
-        self.output_matrix,
+        matrix,
         k=k,
         listed=listed,
         soft_cap=self.config.final_soft_cap,
