@@ -3,9 +3,12 @@
     python docs/draw_round.py
 
 The tree holds what the target itself ranks first at each place; the tokens are
-drawn at a temperature, so that the walk does not always take the first.
+drawn at a temperature, so that the walk does not always take the first. What
+the picture shows is kept beside it: it can be drawn again without the model.
 """
 
+import dataclasses
+import json
 import pathlib
 
 import jax
@@ -15,6 +18,7 @@ import ldjax
 from ldjax import decoding, sampling
 
 PICTURE = pathlib.Path(__file__).resolve().parent / "images" / "round.svg"
+KEPT = PICTURE.with_suffix(".json")
 PROMPT = "The capital of France"
 PATHS = ((0,), (1,), (2,), (0, 0), (0, 1), (0, 2), (1, 0), (0, 0, 0), (0, 1, 0))
 SEED = 11
@@ -93,11 +97,19 @@ def draw(model: ldjax.LanguageModel, seed: int = SEED) -> ldjax.RoundView:
   return ldjax.show_round(round, tokenizer=model.tokenizer, root=text[-1])
 
 
+def redraw() -> str:
+  """The picture's text, from what is kept of its round."""
+  kept = json.loads(KEPT.read_text("utf-8"))
+  return ldjax.RoundView(**kept)._repr_svg_() + "\n"
+
+
 def main() -> None:
-  """Writes the picture."""
+  """Writes the picture and what it shows."""
   view = draw(ldjax.load("demo", draft="none", max_len=64))
   PICTURE.parent.mkdir(exist_ok=True)
-  PICTURE.write_text(view._repr_svg_() + "\n", encoding="utf-8")
+  kept = json.dumps(dataclasses.asdict(view), ensure_ascii=False, indent=1)
+  KEPT.write_text(kept + "\n", encoding="utf-8")
+  PICTURE.write_text(redraw(), encoding="utf-8")
   print(view)
 
 

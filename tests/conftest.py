@@ -24,10 +24,12 @@ if _workers > 1:
   _cpus = os.cpu_count() or 1
   os.environ.setdefault("PJRT_NPROC", str(max(2, _cpus // _workers)))
 
-# Most of the time here is LLVM compiling small programs that run once. The HLO
-# that tests read is the same.
+# Most of the time here is XLA compiling small programs that run once. What the
+# environment says counts more; `test_compiler_defaults.py` runs some tests as
+# users compile.
 os.environ["XLA_FLAGS"] = (
-  f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
+  "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+  f" {os.environ.get('XLA_FLAGS', '')}"
 ).strip()
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -66,6 +68,12 @@ def few_compiled_programs() -> Iterator[None]:
     if count > _MANY_MAPPINGS:
       jax.clear_caches()
       gc.collect()
+
+
+@pytest.fixture(scope="session")
+def as_users() -> dict[str, bool]:
+  """Options with which a compiled program's text is that of users."""
+  return {"xla_cpu_use_fusion_emitters": True}
 
 
 @contextlib.contextmanager

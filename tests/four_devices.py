@@ -13,7 +13,8 @@ import sys
 
 os.environ["XLA_FLAGS"] = (
   "--xla_force_host_platform_device_count=4"
-  " --xla_backend_optimization_level=0"  # as conftest.py has it
+  " --xla_backend_optimization_level=0"  # these as conftest.py has them
+  " --xla_cpu_use_fusion_emitters=false"
 )
 
 import jax
@@ -84,7 +85,10 @@ def layout(model, rows):
   decoder, params = model.decoder, model.params
   state = jax.jit(decoder.empty, static_argnums=1)(params, rows)
   step = jax.jit(decoder.step, donate_argnums=1)
-  step = step.lower(params, state).compile()
+  # Its text is read: fused as users have it, unlike the rest here.
+  step = step.lower(params, state).compile(
+    {"xla_cpu_use_fusion_emitters": True}
+  )
   program = step.as_text()
   block = params.target["layers"][0]
   page = state.cache.pages[0]

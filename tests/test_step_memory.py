@@ -12,7 +12,7 @@ from ldjax import testing
 _BATCH = 2
 
 
-def _compiled(num_pages, dtype):
+def _compiled(num_pages, dtype, options):
   model = testing.tiny_model()
   init_cache = ldjax.assemble.cache_factory(
     model.config, max_len=64, page_size=4, num_pages=num_pages, dtype=dtype
@@ -23,7 +23,7 @@ def _compiled(num_pages, dtype):
   params = ldjax.decoding.DecoderParams(model.params)
   state = jax.eval_shape(functools.partial(decoder.empty, batch=_BATCH), params)
   step = jax.jit(decoder.step, donate_argnums=1)
-  return step.lower(params, state).compile(), params, state
+  return step.lower(params, state).compile(options), params, state
 
 
 def _bytes(tree):
@@ -31,10 +31,10 @@ def _bytes(tree):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_a_larger_pool_takes_no_more_workspace(dtype):
+def test_a_larger_pool_takes_no_more_workspace(as_users, dtype):
   found = {}
   for num_pages in (53, 997):
-    step, params, state = _compiled(num_pages, dtype)
+    step, params, state = _compiled(num_pages, dtype, as_users)
     memory = step.memory_analysis()
     pool = _bytes(state.cache.pages)
     # Everything comes in once, but for what is so small that it is padded.
@@ -55,8 +55,8 @@ def test_a_larger_pool_takes_no_more_workspace(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_no_copy_of_the_pool(dtype):
-  step, _, state = _compiled(997, dtype)
+def test_no_copy_of_the_pool(as_users, dtype):
+  step, _, state = _compiled(997, dtype, as_users)
   text = step.as_text()
   for leaf in {x.shape: x for x in jax.tree.leaves(state.cache.pages)}.values():
     shape = ",".join(map(str, leaf.shape))

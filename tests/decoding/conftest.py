@@ -98,18 +98,14 @@ class Programs(NamedTuple):
 
 @functools.cache
 def _programs(decoder):
-  # Compile time is what these tests cost: this halves it.
-  jit = functools.partial(
-    jax.jit, compiler_options={"xla_backend_optimization_level": 0}
-  )
   return Programs(
-    init=jit(decoder.init),
-    step=jit(decoder.step),
-    empty=jit(decoder.empty, static_argnums=1),
-    admit=jit(decoder.admit),
-    prefill=jit(decoder.prefill, static_argnums=3),
-    preempt=jit(decoder.preempt),
-    release=jit(decoder.release),
+    init=jax.jit(decoder.init),
+    step=jax.jit(decoder.step),
+    empty=jax.jit(decoder.empty, static_argnums=1),
+    admit=jax.jit(decoder.admit),
+    prefill=jax.jit(decoder.prefill, static_argnums=3),
+    preempt=jax.jit(decoder.preempt),
+    release=jax.jit(decoder.release),
   )
 
 

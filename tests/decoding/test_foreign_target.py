@@ -58,9 +58,8 @@ DECODER = decoding.speculative(TARGET, DRAFT, _init_cache, max_len=420, chunk=1)
 
 @functools.cache
 def _run():
-  fast = {"xla_backend_optimization_level": 0}
   return (
-    jax.jit(DECODER.init, compiler_options=fast),
+    jax.jit(DECODER.init),
     jax.jit(functools.partial(decoding.decode, DECODER), donate_argnums=1),
   )
 

@@ -90,8 +90,7 @@ def test_garbage_where_nothing_was_committed(page_size, cache_dtype):
     max_len=tiny.max_len,
   )
   params = decoding.DecoderParams(tiny.params)
-  fast = {"xla_backend_optimization_level": 0}
-  step = jax.jit(decoder.step, compiler_options=fast)
+  step = jax.jit(decoder.step)
   poison = jax.jit(_poison)
   state = jax.jit(decoder.empty, static_argnums=1)(params, 2)
   admit = jax.jit(decoder.admit)
@@ -105,7 +104,7 @@ def test_garbage_where_nothing_was_committed(page_size, cache_dtype):
       jnp.int32(14),
       jnp.asarray(decoding.stop_ids_row(())),
     )
-  prefill = jax.jit(decoder.prefill, static_argnums=3, compiler_options=fast)
+  prefill = jax.jit(decoder.prefill, static_argnums=3)
   rows = jnp.arange(2)
   dirty = state.replace(cache=poison(state.cache))
   state, _ = prefill(params, state, rows, 5)

@@ -10,8 +10,6 @@ import pytest
 
 from ldjax import decoding, sampling, testing
 
-_FAST = {"xla_backend_optimization_level": 0}
-
 
 @pytest.fixture(scope="module")
 def decoder(toy):
@@ -24,11 +22,11 @@ def greedy(toy):
 
 
 @pytest.fixture(scope="module")
-def donating(toy, decoder):
+def donating(toy, decoder, as_users):
   params = toy.params(jnp.zeros((4, toy.max_len), jnp.int32))
   state = toy.programs(decoder).empty(params, 4)
   step = jax.jit(decoder.step, donate_argnums=1)
-  return step.lower(params, state).compile()
+  return step.lower(params, state).compile(as_users)
 
 
 def _pointers(tree):
@@ -164,7 +162,7 @@ def test_decode_and_trace_are_steps(toy, decoder, greedy):
   state = toy.init(decoder, params)
   want = [text[:16] for text in greedy]
 
-  @functools.partial(jax.jit, static_argnums=0, compiler_options=_FAST)
+  @functools.partial(jax.jit, static_argnums=0)
   def everything(decoder, params, state):
     ended = decoding.decode(decoder, params, state)
     traced, rounds = decoding.trace(decoder, params, state, 5)
@@ -197,9 +195,7 @@ def test_vmap_over_seeds(toy):
     state = decoding.decode(decoder, params, state)
     return state.tokens[0], state.length[0]
 
-  tokens, lengths = jax.jit(jax.vmap(generate), compiler_options=_FAST)(
-    settings
-  )
+  tokens, lengths = jax.jit(jax.vmap(generate))(settings)
   assert lengths.tolist() == [25] * 3
   batch = toy.init(
     toy.decoder(),

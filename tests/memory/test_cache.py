@@ -288,7 +288,7 @@ def test_bfloat16_entries_keep_their_bits(kind):
 
 
 @pytest.mark.parametrize("rows", [None, np.array([2, 0], np.int32)])
-def test_a_donated_commit_copies_no_pool(rows):
+def test_a_donated_commit_copies_no_pool(as_users, rows):
   cache = _empty("paged", 12, 4, 9)
   number = _BATCH if rows is None else len(rows)
   args = (
@@ -302,7 +302,8 @@ def test_a_donated_commit_copies_no_pool(rows):
 
   def copies(**options):
     commit = jax.jit(lambda cache, *args: cache.commit(*args), **options)
-    return len(copy.findall(commit.lower(cache, *args).compile().as_text()))
+    program = commit.lower(cache, *args).compile(as_users)
+    return len(copy.findall(program.as_text()))
 
   assert copies(donate_argnums=0) == 0
   assert copies() == _LAYERS  # the search does find them

@@ -184,7 +184,7 @@ def test_bytes_of_a_page():
   assert _empty("paged", "bfloat16").page_bytes == 2 * 2 * 3 * 20
 
 
-def test_a_donated_commit_copies_no_pool():
+def test_a_donated_commit_copies_no_pool(as_users):
   args = (
     _blocks(0, "int8"),
     np.zeros((_BATCH, _DEPTH), np.int32),
@@ -195,7 +195,8 @@ def test_a_donated_commit_copies_no_pool():
 
   def copies(**options):
     commit = jax.jit(lambda cache, *args: cache.commit(*args), **options)
-    return len(copy.findall(commit.lower(cache, *args).compile().as_text()))
+    program = commit.lower(cache, *args).compile(as_users)
+    return len(copy.findall(program.as_text()))
 
   assert copies(donate_argnums=0) == 0
   assert copies() == 2 * _LAYERS  # the search does find them

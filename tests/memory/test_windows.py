@@ -267,7 +267,7 @@ def test_only_the_pool_is_resized():
     memory.resize(_create((1, 5)), 50)
 
 
-def test_a_donated_commit_copies_no_pool():
+def test_a_donated_commit_copies_no_pool(as_users):
   cache = _create()
   path = np.zeros((_BATCH, _DEPTH), np.int32)
   args = _blocks(0, _BATCH, 5), path, np.array([9, 1, 2], np.int32)
@@ -276,7 +276,8 @@ def test_a_donated_commit_copies_no_pool():
 
   def copies(**options):
     commit = jax.jit(lambda cache, *args: cache.commit(*args), **options)
-    return len(copy.findall(commit.lower(cache, *args).compile().as_text()))
+    program = commit.lower(cache, *args).compile(as_users)
+    return len(copy.findall(program.as_text()))
 
   assert copies(donate_argnums=0) == 0
   assert copies() == 5  # the search does find them
