@@ -24,7 +24,7 @@ def _show(table: profile_lib.Table) -> rich.table.Table:
     box=rich.box.SIMPLE_HEAD,
   )
   for column in table.columns:
-    shown.add_column(column)
+    shown.add_column(column, overflow="fold")
   for row in table.rows:
     shown.add_row(*map(rich.text.Text, row))
   return shown
