@@ -266,8 +266,8 @@ class HeadsFn(NamedTuple):
   may follow the root, which is node 0.
   `extend(params, state, carry, tokens[B, n], parents[B, n])` adds n nodes,
   numbered on from those before, and returns `(carry, logits[B, n, W])`: what
-  may follow each of them. All n stand at the same depth; `parents` [B, n]
-  int32 are numbers of nodes one depth above.
+  may follow each of them, [B, 1, W] where that is the same. All n stand at
+  the same depth; `parents` [B, n] int32 are numbers of nodes one depth above.
   `unroll(params, features[B, S, X], tokens[B, S])` returns states
   [B, S, D, Y] for training: entry (b, t, d) has seen the features up to
   position t and the tokens up to t + 1 + d, and guesses the token at

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ldjax import _base, typing
-from ldjax.decoding import _draft, _ngram, _static_tree
+from ldjax.decoding import _draft, _largest, _ngram, _static_tree
 
 Array = typing.Array
 
@@ -29,13 +29,13 @@ def _pick(values: Array, places: Array) -> Array:
 
 
 def _guesses(logits: Array, width: int) -> tuple[Array, Array]:
-  """The `width` best entries and log-probabilities [B, n, width] of logits.
+  """The best entries and log-probabilities [B, n, width] of [B, n, W] logits.
 
   What is not finite counts as ruled out: a draft may be broken.
   """
   logits = logits.astype(jnp.float32)
   logits = jnp.where(jnp.isfinite(logits), logits, -jnp.inf)
-  top, best = lax.top_k(logits, width)
+  top, best = _largest.largest(logits, width)
   scores = top - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
   # Where all are ruled out this is -inf - -inf.
   scores = jnp.where(jnp.isfinite(scores), jnp.minimum(scores, 0.0), -jnp.inf)
@@ -67,7 +67,9 @@ def _grow(
   levels = []
   for level in range(depth):
     each = min(width, heads.vocab_size, room - level)
-    best, gained = _guesses(logits, each)
+    best, gained = (
+      jnp.broadcast_to(x, (batch, asked, each)) for x in _guesses(logits, each)
+    )
     below = (batch, asked * each)
     tokens = _static_tree.to_target(ids, best.reshape(below))
     nodes = _Nodes(

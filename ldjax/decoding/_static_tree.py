@@ -4,10 +4,9 @@ import functools
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from ldjax import _base, typing
-from ldjax.decoding import _draft, _tree
+from ldjax.decoding import _draft, _largest, _tree
 
 Array = typing.Array
 
@@ -97,7 +96,8 @@ def _static_tree(heads: _base.HeadsFn, tree: _tree.TokenTree) -> _base.DraftFn:
         )
       level = levels[depth + 1]
       widest = max(ranks[node] for node in level) + 1
-      _, best = lax.top_k(logits, widest)
+      _, best = _largest.largest(logits, widest)
+      best = jnp.broadcast_to(best, (batch, len(above), widest))
       chosen = [above.index(parents[i]) * widest + ranks[i] for i in level]
       guesses = best.reshape(batch, len(above) * widest)[:, np.array(chosen)]
       found.append(to_target(ids, guesses))

@@ -165,12 +165,11 @@ class MedusaHeads(_heads.Heads):
     self, state: Array, carry: _heads.Level, tokens: Array, parents: Array
   ) -> tuple[_heads.Level, Array]:
     """See `HeadsFn.extend`."""
-    del state, parents
+    del state, tokens, parents
     logits = carry.values
     depth = carry.below(self.config.depth)
-    shape = (*tokens.shape, logits.shape[-1])
     level = _heads.Level(values=logits, first=0, depth=depth)
-    return level, jnp.broadcast_to(logits[:, depth, None], shape)
+    return level, logits[:, depth, None]
 
   def unroll(self, features: Array, tokens: Array) -> Array:
     """See `HeadsFn.unroll`.
