@@ -11,7 +11,6 @@ memory before the product, for 0 x NaN is NaN.
 """
 
 import functools
-import inspect
 from typing import Any
 
 import jax
@@ -36,10 +35,9 @@ _STATE = plgpu.Layout.WGMMA.reduce(1)
 
 
 def _load(ref: Any, layout: Any) -> Array:
-  """`plgpu.load` of a whole reference; its signature changed in jax 0.12."""
-  takes_index = "idx" in inspect.signature(plgpu.load).parameters
-  index = ((),) if takes_index else ()
-  return plgpu.load(ref, *index, layout=layout, optimized=False)
+  """A whole reference; jax 0.11.2, the least with this kernel, and later."""
+  load: Any = plgpu.load  # before that it wanted an index
+  return load(ref, layout=layout, optimized=False)
 
 
 def _kernel(
