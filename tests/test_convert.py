@@ -125,16 +125,22 @@ def test_text_of_a_converted_model(source, tmp_path):
 _QUESTION = [{"role": "user", "content": "Why is the sky blue?"}]
 
 
+@pytest.fixture(scope="module")
+def demo(demo_model):
+  """The demo model without a draft, and its answer to `_QUESTION`."""
+  model = ldjax.load(demo_model, draft="none", max_len=128)
+  return model, ldjax.generate(model, _QUESTION, max_new_tokens=32)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("to", ["orbax", "hf"])
-def test_the_demo_model(demo_model, tmp_path, to):
+def test_the_demo_model(demo_model, demo, tmp_path, to):
   found = ldjax.convert(demo_model, tmp_path / "there", to=to)
   assert found.config == checkpoints.read_config(demo_model)
-  one = ldjax.load(demo_model, draft="none", max_len=128)
+  one, want = demo
   two = ldjax.load(tmp_path / "there", draft="none", max_len=128)
   _same(two.params.target, one.params.target)
   assert two.eos_token_ids == one.eos_token_ids
-  want = ldjax.generate(one, _QUESTION, max_new_tokens=32)
   have = ldjax.generate(two, _QUESTION, max_new_tokens=32)
   assert (have.text, have.tokens) == (want.text, want.tokens)
   assert len(want.tokens) == 32
@@ -142,15 +148,14 @@ def test_the_demo_model(demo_model, tmp_path, to):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("to", ["medusa", "vllm"])
-def test_the_medusa_heads_of_the_demo_model(demo_model, tmp_path, to):
+def test_the_medusa_heads_of_the_demo_model(demo, tmp_path, to):
   """Those that ldjax ships, with an output that the layout can hold."""
   drafts = pathlib.Path(ldjax.__file__).parent / "data" / "drafts"
   shipped = drafts / "smollm2-135m-instruct-medusa"
   for layout in ("medusa", "vllm"):
     with pytest.raises(ValueError, match="write_draft"):
       ldjax.convert(shipped, tmp_path / "x", to=layout)
-  model = ldjax.load(demo_model, draft="none", max_len=128)
-  plain = ldjax.generate(model, _QUESTION, max_new_tokens=32)
+  model, plain = demo
   file = checkpoints.read_draft(shipped, target_config=model.config)
   params = models.borrow(file.config, file.params, model.params.target)
   changes = {"shared_output": False, "single_output": True}

@@ -85,7 +85,7 @@ def test_texts_are_those_of_the_dense_cache(windowed, kind):
   want = _alone(plain)
   for options in (
     {},
-    {"initial_pages": 9},
+    {"initial_pages": 6},
     {"num_pages": 26},
     {"num_pages": 26, "on_pressure": "offload"},
   ):

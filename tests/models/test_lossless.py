@@ -119,23 +119,23 @@ def test_no_draft_changes_a_token(family, kind, temperature):
 def test_a_perfect_draft_is_accepted_under_windows(family):
   """The target's own text, eight tokens a round: nothing is refused."""
   _, target, params, init_cache = family
-  prompt = _PROMPTS[0]
   plain, _ = testing.decode_tokens(
     decoding.autoregressive(target, init_cache, max_len=_MAX_LEN),
     decoding.DecoderParams(params),
-    [prompt],
+    _PROMPTS,
     max_new_tokens=24,
   )
-  script = np.zeros((1, _MAX_LEN), np.int32)
-  script[0, : len(prompt) + 24] = [*prompt, *plain[0]]
+  script = np.zeros((len(_PROMPTS), _MAX_LEN), np.int32)
+  for row, (prompt, text) in enumerate(zip(_PROMPTS, plain, strict=True)):
+    script[row, : len(prompt) + 24] = [*prompt, *text]
   got, state = testing.decode_tokens(
     decoding.speculative(
       target, testing.scripted_draft(7), init_cache, max_len=_MAX_LEN
     ),
     decoding.DecoderParams(params, jnp.asarray(script)),
-    [prompt],
+    _PROMPTS,
     max_new_tokens=24,
   )
   assert got == plain
   # The first token comes with the prompt, the other 23 by eights.
-  assert int(state.rounds[0]) == 1 + 3
+  assert state.rounds.tolist() == [1 + 3] * len(_PROMPTS)
