@@ -34,7 +34,7 @@ from ldjax.models._hydra import (
   HydraMlpHeads,
 )
 from ldjax.models._layers import rotary_frequencies
-from ldjax.models._linear import linear
+from ldjax.models._linear import OtherWeight, linear
 from ldjax.models._medusa import MedusaConfig, MedusaHeads
 from ldjax.models._quantized import PRECISIONS, NarrowWeight, narrow
 from ldjax.models._recurrent import RecurrentConfig, RecurrentDraft
@@ -56,6 +56,7 @@ __all__ = [
   "MedusaConfig",
   "MedusaHeads",
   "NarrowWeight",
+  "OtherWeight",
   "RecurrentConfig",
   "RecurrentDraft",
   "RopeFactors",
