@@ -4,6 +4,7 @@ import dataclasses
 import math
 import os
 import statistics
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +36,8 @@ _PROMPTS = (
 )
 _PAIRS = (6, 12, 24)
 """How many times plan and defaults run in turns, more if that can't tell."""
+_ENOUGH = 120.0
+"""Seconds after which no more of them are asked for."""
 _NOT_SLOWER = 0.97
 """Where the 2.5 percentile of plan over default must be at least."""
 
@@ -112,6 +115,7 @@ def _race(
     for _ in range(2):
       run(name, group(0), tokens)
   rng = np.random.default_rng(0)
+  began = time.monotonic()
   for number in range(_PAIRS[-1]):
     names = list(contenders)[:: 1 if number % 2 else -1]
     for name in names:
@@ -121,7 +125,8 @@ def _race(
       means = rng.choice(logs, (2000, len(logs))).mean(axis=1)
       low, middle, high = np.exp(np.percentile(means, (2.5, 50, 97.5)))
       # More pairs where these can't tell.
-      if low >= _NOT_SLOWER or high < 1:
+      spent = time.monotonic() - began
+      if low >= _NOT_SLOWER or high < 1 or spent > _ENOUGH:
         break
   return {
     "default": statistics.median(rates["default"]),
