@@ -63,13 +63,14 @@ def _choose_mesh(
   found: dict[str, Any] = {"asked": parallelism, "devices": here}
   if parallelism == 1:
     return None, {**found, "change": "one device"}
-  times = {}
+  times, shapes = {}, {}
   for tensor in range(1, parallelism + 1):
     data = parallelism // tensor
     if parallelism % tensor or data > batch:
       continue
     shape = {"data": data, "tensor": tensor}
     name = f"{data}x{tensor}"
+    shapes[name] = shape
     say(f"Trying data x tensor = {name}")
     mesh = optimize.make_mesh(shape)
     model = assemble.load(path, mesh=mesh, **options)
@@ -79,9 +80,8 @@ def _choose_mesh(
     )
     times[name] = statistics.median(steps[name][sizes[0]])
   best = min(times, key=times.__getitem__)
-  data, tensor = map(int, best.split("x"))
   found.update(step_seconds=times, change=f"data x tensor = {best}")
-  return {"data": data, "tensor": tensor}, found
+  return shapes[best], found
 
 
 def _race(
@@ -227,7 +227,7 @@ def plan(
   search = _plan_passes.Search(default, batch_size, prompts, say)
   search.evidence["devices"] = laid
   steps = {
-    "fusion": lambda: _plan_passes.fusion(search, budget),
+    "fusion": lambda: _plan_passes.fusion(search),
     "precision": lambda: _plan_passes.precision(
       search, max_kl, max_changed, budget
     ),

@@ -1,5 +1,6 @@
 """The passes of `ldjax.plan`, each of which changes one thing if it gains."""
 
+import collections
 import dataclasses
 import math
 import statistics
@@ -49,18 +50,14 @@ class Search:
       _request.encode_prompt(model.tokenizer, prompt)[-longest:]
       for prompt in prompts
     ]
-    self._texts: np.ndarray | None = None
-
-  @property
-  def sizes(self) -> list[int]:
-    """T of the trees that this batch can pay for."""
-    sizes = [rung.draft.size for rung in self.model.ladder]
-    return [s for s in sizes if s == 1 or self.batch * s <= 64] or sizes[:1]
 
   @property
   def few_sizes(self) -> list[int]:
-    """The least and the one in the middle."""
-    return sorted({self.sizes[0], self.sizes[len(self.sizes) // 2]})
+    """T of the least tree that pays for this batch and of one in the middle."""
+    sizes = _sizes(self.model, self.batch)
+    # A model of one large tree has no other.
+    sizes = sizes or [self.model.ladder[0].draft.size]
+    return sorted({sizes[0], sizes[len(sizes) // 2]})
 
   def ratios(
     self, variants: Mapping[str, assemble.LanguageModel]
@@ -71,7 +68,7 @@ class Search:
       {now: self.model, **variants},
       self.few_sizes,
       batch=self.batch,
-      rounds=9 if self.batch <= 8 else 5,
+      rounds=_rounds(self.batch),
       progress=self.say,
     )
     found = {}
@@ -88,41 +85,36 @@ class Search:
 
   def texts(self) -> np.ndarray:
     """Texts of the model's own, [n, S], drawn at temperature 1."""
-    if self._texts is None:
-      prompts = [prompt[-16:] for prompt in self.prompts[:8]]
-      wanted = TEXT
-      self.say(f"Writing {len(prompts)} texts to measure errors on (seconds)")
-      runs = _generate.generate(
-        dataclasses.replace(self.model, eos_token_ids=()),
-        prompts,
-        max_new_tokens=wanted,
-        min_new_tokens=wanted,
-        temperature=1.0,
-        batch_size=len(prompts),
-      )
-      texts = [
-        [*prompt, *run.tokens]
-        for prompt, run in zip(prompts, runs, strict=True)
-      ]
-      size = min(map(len, texts))
-      self._texts = np.array([text[-size:] for text in texts], np.int32)
-    return self._texts
-
-  def transformed(
-    self, fused: Sequence[str] = (), precision: Mapping[str, str] | None = None
-  ) -> assemble.LanguageModel:
-    """The model so far with its parameters in another form."""
-    config, params = self.model.config, self.model.params.target
-    if fused:
-      config, params = models.fuse(config, params, fused)
-    if precision:
-      config, params = optimize.narrowed(config, params, precision)
-    return assemble.with_target(self.model, config, params)
+    prompts = [prompt[-16:] for prompt in self.prompts[:8]]
+    self.say(f"Writing {len(prompts)} texts to measure errors on (seconds)")
+    runs = _generate.generate(
+      dataclasses.replace(self.model, eos_token_ids=()),
+      prompts,
+      max_new_tokens=TEXT,
+      min_new_tokens=TEXT,
+      temperature=1.0,
+      batch_size=len(prompts),
+    )
+    texts = [
+      [*prompt, *run.tokens] for prompt, run in zip(prompts, runs, strict=True)
+    ]
+    size = min(map(len, texts))
+    return np.array([text[-size:] for text in texts], np.int32)
 
 
-def fusion(search: Search, budget: int) -> None:
+def _sizes(model: assemble.LanguageModel, batch: int) -> list[int]:
+  """T of the trees that a batch can pay for."""
+  sizes = [rung.draft.size for rung in model.ladder]
+  return [size for size in sizes if size == 1 or batch * size <= 64]
+
+
+def _rounds(batch: int) -> int:
+  """How many steps of a batch are timed."""
+  return 9 if batch <= 8 else 5
+
+
+def fusion(search: Search) -> None:
   """Fewer products and fewer norms' weights, where steps become faster."""
-  del budget
   model = search.model
   can = models.possible_fusions(model.config)
   if model.mesh is not None and model.mesh.shape.get("tensor", 1) > 1:
@@ -133,9 +125,13 @@ def fusion(search: Search, budget: int) -> None:
     return
   products = tuple(part for part in can if part != "norms")
   forms = {"+".join(parts): parts for parts in (products, can) if parts}
-  ratios = search.ratios(
-    {name: search.transformed(fused=parts) for name, parts in forms.items()}
-  )
+  variants = {
+    name: assemble.with_target(
+      model, *models.fuse(model.config, model.params.target, parts)
+    )
+    for name, parts in forms.items()
+  }
+  ratios = search.ratios(variants)
   found: dict[str, Any] = {"step_ratio": ratios}
   best = max(ratios, key=ratios.__getitem__, default=None)
   chosen = best if best is not None and ratios[best] >= _WORTH else None
@@ -144,7 +140,7 @@ def fusion(search: Search, budget: int) -> None:
   after = before
   if chosen is not None:
     search.fused = forms[chosen]
-    search.model = search.transformed(fused=search.fused)
+    search.model = variants[chosen]
     after = optimize.step_program(search.model, batch=search.batch)
   for name, each, counts in (
     ("before", model, before),
@@ -206,7 +202,9 @@ def precision(
   }
   before = _sharding.bytes_a_device(model.params.target)
   if choice:
-    narrow = search.transformed(precision=choice)
+    narrow = assemble.with_target(
+      model, *optimize.narrowed(model.config, model.params.target, choice)
+    )
     ratio = search.ratios({"fewer bits": narrow})["fewer bits"]
     found["step_ratio"] = ratio
     if ratio >= _WORTH:
@@ -215,9 +213,7 @@ def precision(
     before,
     _sharding.bytes_a_device(search.model.params.target),
   ]
-  counts: dict[str, int] = {}
-  for bits in search.precision.values():
-    counts[bits] = counts.get(bits, 0) + 1
+  counts = collections.Counter(search.precision.values())
   if search.cache_dtype is not None:
     counts[f"{search.cache_dtype} cache"] = 1
   found["change"] = ", ".join(f"{n} x {k}" for k, n in counts.items()) or "none"
@@ -263,10 +259,11 @@ def _with_pages(
 
 def pages(search: Search, budget: int) -> None:
   """The size of pages, and how many there are."""
-  ratios = search.ratios({"64": _with_pages(search.model, 64)})
+  larger = _with_pages(search.model, 64)
+  ratios = search.ratios({"64": larger})
   # A larger page wastes half of itself more at the end of every row.
   if ratios["64"] >= 1.03:
-    search.model = _with_pages(search.model, 64)
+    search.model = larger
   model = search.model
   rows = None
   if bytes_each := _page_bytes(model):
@@ -289,16 +286,12 @@ def tree(search: Search) -> None:
   rates = {}
   model = search.model
   for batch in batches:
-    sizes = [
-      rung.draft.size
-      for rung in model.ladder
-      if rung.draft.size == 1 or batch * rung.draft.size <= 64
-    ]
+    sizes = _sizes(model, batch)
     curve = optimize.measure_costs(
       model,
       sizes,
       batch=batch,
-      rounds=9 if batch <= 8 else 5,
+      rounds=_rounds(batch),
       progress=search.say,
     )
     search.curves.append(dataclasses.asdict(curve))

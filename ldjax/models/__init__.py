@@ -1,6 +1,7 @@
 """Target models and draft heads in Flax NNX, and their functional form."""
 
 from ldjax.models._config import (
+  FUSIONS,
   LinearRopeScaling,
   RopeFactors,
   RopeScaling,
@@ -41,6 +42,7 @@ from ldjax.models._recurrent import RecurrentConfig, RecurrentDraft
 from ldjax.models._transformer import Transformer
 
 __all__ = [
+  "FUSIONS",
   "PRECISIONS",
   "DraftConfig",
   "Eagle3Config",

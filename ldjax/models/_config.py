@@ -61,6 +61,7 @@ Scaling: TypeAlias = RopeScaling | LinearRopeScaling | RopeFactors
 
 NORMS = ("rms", "layer")
 FUSIONS = ("qkv", "gate_up", "norms")
+"""What `TransformerConfig.fused` may hold."""
 ACTIVATIONS = ("silu", "gelu_tanh")
 
 

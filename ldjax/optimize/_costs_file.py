@@ -9,6 +9,7 @@ import os
 import pathlib
 import tempfile
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -73,19 +74,50 @@ def _path(name: str) -> pathlib.Path:
   return checkpoints.cache_folder() / "costs" / f"{name}.json"
 
 
+def curve_of(says: Mapping[str, Any]) -> _cost.CostCurve:
+  """A curve as `dataclasses.asdict` or JSON has it.
+
+  Args:
+    says: its fields.
+
+  Raises:
+    KeyError, TypeError, ValueError: for what is no curve.
+  """
+  return _cost.CostCurve(
+    sizes=tuple(int(size) for size in says["sizes"]),
+    seconds=tuple(float(value) for value in says["seconds"]),
+    draft_seconds=tuple(float(value) for value in says["draft_seconds"]),
+    batch=int(says["batch"]),
+    device=str(says["device"]),
+    model=str(says["model"]),
+  )
+
+
+def write_whole(path: pathlib.Path, says: Any) -> None:
+  """Writes JSON to a file that is there whole or not at all.
+
+  Args:
+    path: the file; its folder exists.
+    says: what to write.
+
+  Raises:
+    OSError: if it can't be written.
+  """
+  handle, partial = tempfile.mkstemp(dir=path.parent, prefix=".part-")
+  try:
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+      json.dump(says, file, indent=2)
+      file.write("\n")
+    os.replace(partial, path)
+  finally:
+    pathlib.Path(partial).unlink(missing_ok=True)
+
+
 def _parse(text: str, name: str, batch: int) -> _cost.CostCurve:
   says = json.loads(text)
   if not isinstance(says, dict):
     raise ValueError("it holds no object")
-  curve = says["curve"]
-  found = _cost.CostCurve(
-    sizes=tuple(int(size) for size in curve["sizes"]),
-    seconds=tuple(float(value) for value in curve["seconds"]),
-    draft_seconds=tuple(float(value) for value in curve["draft_seconds"]),
-    batch=int(curve["batch"]),
-    device=str(curve["device"]),
-    model=str(curve["model"]),
-  )
+  found = curve_of(says["curve"])
   if (found.model, found.batch) != (name, batch):
     raise ValueError(
       f"it is of {found.model} with batch {found.batch}, not of {name} with"
@@ -155,11 +187,5 @@ def save_costs(
     "of": _key(model, curve.batch),
     "curve": dataclasses.asdict(curve),
   }
-  handle, partial = tempfile.mkstemp(dir=path.parent, prefix=".part-")
-  try:
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-      json.dump(says, file, indent=2)
-    os.replace(partial, path)
-  finally:
-    pathlib.Path(partial).unlink(missing_ok=True)
+  write_whole(path, says)
   return path

@@ -7,7 +7,6 @@ import math
 import os
 import pathlib
 import platform
-import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ import jax
 import numpy as np
 
 from ldjax import assemble, models
-from ldjax.optimize import _cost, _costs_file, _matrices
+from ldjax.optimize import _costs_file, _matrices
 
 VERSION = 1
 """Of the file's format."""
@@ -121,10 +120,11 @@ class DecodePlan:
         raise ValueError(
           f"{name} of the plan is {value!r}; it must be at least 1"
         )
-    for name, known in (("fused", ("qkv", "gate_up", "norms")),):
-      for part in getattr(self, name):
-        if part not in known:
-          raise ValueError(f"{name} of the plan holds {part!r}, not of {known}")
+    for part in self.fused:
+      if part not in models.FUSIONS:
+        raise ValueError(
+          f"fused of the plan holds {part!r}, not of {models.FUSIONS}"
+        )
     for where, bits in self.precision.items():
       if bits not in models.PRECISIONS:
         raise ValueError(
@@ -141,18 +141,8 @@ class DecodePlan:
     Raises:
       OSError: if it can't be written.
     """
-    path = pathlib.Path(path)
     says = {"version": VERSION, **dataclasses.asdict(self)}
-    handle, partial = tempfile.mkstemp(
-      dir=path.parent, prefix=f".{path.name}.", suffix=".part"
-    )
-    try:
-      with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump(says, file, indent=2)
-        file.write("\n")
-      os.replace(partial, path)
-    finally:
-      pathlib.Path(partial).unlink(missing_ok=True)
+    _costs_file.write_whole(pathlib.Path(path), says)
 
   @classmethod
   def read(cls, path: str | os.PathLike[str]) -> "DecodePlan":
@@ -246,13 +236,8 @@ def _keep(model: assemble.LanguageModel, measured: Mapping[str, Any]) -> None:
   batch = int(measured["batch"])
   if _costs_file.load_costs(model, batch=batch) is not None:
     return
-  curve = _cost.CostCurve(
-    sizes=tuple(measured["sizes"]),
-    seconds=tuple(measured["seconds"]),
-    draft_seconds=tuple(measured["draft_seconds"]),
-    batch=batch,
-    device=measured["device"],
-    model=_costs_file.fingerprint(model, batch),
+  curve = dataclasses.replace(
+    _costs_file.curve_of(measured), model=_costs_file.fingerprint(model, batch)
   )
   try:
     _costs_file.save_costs(model, curve)

@@ -26,6 +26,19 @@ def groups(config: models.TransformerConfig) -> list[str]:
   return [*layers, HEAD]
 
 
+def group_of(name: str) -> str:
+  """The group of a matrix.
+
+  Args:
+    name: in full, see `matrices`.
+
+  Example:
+    >>> group_of("layers.0.mlp.up_proj"), group_of("lm_head")
+    ('layers.0.mlp', 'lm_head')
+  """
+  return name if name == HEAD else name.rpartition(".")[0]
+
+
 def matrices(params: Any, group: str) -> dict[str, Any]:
   """The weights of a group by full name, such as `layers.0.mlp.up_proj`.
 
@@ -67,13 +80,14 @@ def with_weights(
       changed[HEAD] = {"weight": weight}
       config = dataclasses.replace(config, tie_word_embeddings=False)
       continue
-    group, _, last = name.rpartition(".")
+    group = group_of(name)
     if group not in groups(config) or name not in matrices(params, group):
       raise ValueError(
         f"the model has no matrix {name!r}; there are, for example,"
         f" {', '.join(matrices(params, groups(config)[0]))}"
       )
     _, number, half = group.split(".")
+    last = name.rpartition(".")[2]
     layer = dict(layers[int(number)])
     layer[half] = {**layer[half], last: {**layer[half][last], "weight": weight}}
     layers[int(number)] = layer
@@ -103,7 +117,7 @@ def narrowed(
   """
   found: dict[str, Any] = {}
   for name, precision in choice.items():
-    group = name if name == HEAD else name.rpartition(".")[0]
+    group = group_of(name)
     known = matrices(params, group) if group in groups(config) else {}
     if name not in known:
       raise ValueError(f"the model has no matrix {name!r}")

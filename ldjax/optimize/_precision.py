@@ -207,8 +207,7 @@ def choose_precision(
   comparison = Comparison(model, texts, choice, cache_dtype)
   by_group: dict[str, list[str]] = {}
   for name in gains:
-    group = name if name == _matrices.HEAD else name.rpartition(".")[0]
-    by_group.setdefault(group, []).append(name)
+    by_group.setdefault(_matrices.group_of(name), []).append(name)
   few = max(1, min(len(texts), 3))
   order = []
   for done, (group, names) in enumerate(by_group.items(), 1):
