@@ -13,6 +13,7 @@ _ORDER = (
   "typing",
   "_base",
   "_cache_folder",
+  "_compilations",
   "_render",
   "sampling",
   "memory",

@@ -1,6 +1,6 @@
 """What would help most, from the figures of a report alone."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ldjax import optimize
@@ -66,10 +66,14 @@ def _flag_of_size(report: Report, size: int) -> str:
   return "dataclasses.replace(model, ladder=(rung,), start=0)"
 
 
+def _tried(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+  """Those that had rounds enough to go by."""
+  return [each for each in entries if each["rounds"] >= _LEAST_ROUNDS]
+
+
 def fixed_size(report: Report) -> dict[str, Any] | None:
   """Whether rounds of one size were faster than those that were chosen."""
-  now = _now(report)
-  tried = [x for x in report["sizes"] if x["rounds"] >= _LEAST_ROUNDS]
+  now, tried = _now(report), _tried(report["sizes"])
   if not tried or not now:
     return None
   best = max(tried, key=lambda each: each["tokens_per_second"])
@@ -87,8 +91,7 @@ def fixed_size(report: Report) -> dict[str, Any] | None:
 
 def measured_costs(report: Report) -> dict[str, Any] | None:
   """Whether the size that measured costs pick was faster."""
-  now = _now(report)
-  tried = [x for x in report["sizes"] if x["rounds"] >= _LEAST_ROUNDS]
+  now, tried = _now(report), _tried(report["sizes"])
   if report["costs"]["source"] == "kept" or not tried or not now:
     return None
   curve = _curve(report)
@@ -107,8 +110,7 @@ def measured_costs(report: Report) -> dict[str, Any] | None:
 
 def ngram_draft(report: Report) -> dict[str, Any] | None:
   """Whether looking the text up in itself would have been faster."""
-  now = _now(report)
-  tried = [x for x in report["ngram"] if x["rounds"] >= _LEAST_ROUNDS]
+  now, tried = _now(report), _tried(report["ngram"])
   if not tried or not now:
     return None
   curve = _curve(report)

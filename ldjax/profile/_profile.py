@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from ldjax import (
+  _compilations,
   _request,
   _settings,
   assemble,
@@ -21,7 +22,6 @@ from ldjax import (
 )
 from ldjax.profile import (
   _advice,
-  _compilations,
   _machine,
   _project,
   _replay,

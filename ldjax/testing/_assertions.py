@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ldjax import decoding
+from ldjax import _compilations, decoding
 from ldjax import sampling as sampling_lib
 from ldjax.testing import _tiny
 
@@ -130,17 +130,6 @@ def assert_lossless(
   return float(state.emitted.sum() / max(int(state.rounds.sum()), 1))
 
 
-_compilations = 0
-_listening = False
-
-
-def _count_compilation(event: str, duration_secs: float, **kwargs: Any) -> None:
-  global _compilations
-  del duration_secs, kwargs
-  if event == "/jax/core/compile/backend_compile_duration":
-    _compilations += 1
-
-
 @contextlib.contextmanager
 def assert_no_recompile() -> Iterator[None]:
   """Asserts that nothing is compiled inside the block.
@@ -156,14 +145,10 @@ def assert_no_recompile() -> Iterator[None]:
     >>> with assert_no_recompile():
     ...   _ = square(y)
   """
-  global _listening
-  if not _listening:
-    jax.monitoring.register_event_duration_secs_listener(_count_compilation)
-    _listening = True
-  before = _compilations
-  yield
-  if _compilations != before:
+  with _compilations.counted_compilations() as counted:
+    yield
+  if counted.programs:
     raise AssertionError(
-      f"{_compilations - before} programs were compiled; after warm-up there"
-      " should be none"
+      f"{counted.programs} programs were compiled; after warm-up there should"
+      " be none"
     )
